@@ -1,0 +1,68 @@
+# make quickstart   environment, then a run of the main job on the embedded tiny model
+# make test         environment, then the default test suite
+# make check        linters, import contracts and types
+# make lock         remakes the requirements files
+# make clean        removes environments and caches, keeps runs
+
+PYTHON ?= python3
+# Empty means unpinned: the newest releases that pyproject.toml allows.
+CONSTRAINTS ?= requirements.txt
+EXTRAS ?= train,report
+CONFIG ?= configs/tiny.py
+WORKDIR ?= runs/quickstart
+# One worker per core here; a file stays with one worker, so its fixtures are built once.
+PYTEST_ARGS ?= -n 2 --dist loadfile
+LOCK_PYTHON ?= python3.11
+NEWEST_PYTHON ?= python3.12
+
+# A change of any of these asks for a new environment, not for an update of the old one.
+STAMP := .stamp-$(shell printf '%s' '$(PYTHON) $(CONSTRAINTS) $(EXTRAS)' | cksum | cut -d' ' -f1)
+CONSTRAIN := $(addprefix -c ,$(CONSTRAINTS))
+PIP_FLAGS := --disable-pip-version-check --quiet
+TEST_BIN := .venv-test/bin
+
+.PHONY: quickstart test check lock clean python
+.DELETE_ON_ERROR:
+
+quickstart: .venv/$(STAMP)
+	.venv/bin/python launch/train.py --config=$(CONFIG) --workdir=$(WORKDIR)
+
+# -m pytest, not the script: a moved checkout keeps working.
+test: .venv-test/$(STAMP)
+	@JAX_PLATFORMS=cpu $(TEST_BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: .venv-test/$(STAMP)
+	$(TEST_BIN)/ruff check
+	$(TEST_BIN)/ruff format --check
+	$(TEST_BIN)/lint-imports --no-logo --cache-dir .cache/import_linter
+	$(TEST_BIN)/pyrefly check --python-interpreter-path $(TEST_BIN)/python
+
+# Debian's python3 lacks ensurepip: there the outer pip fills the environment.
+define environment
+@test -e $@ || $(PYTHON) -m venv --clear $(@D) >/dev/null 2>&1 \
+  || { $(PYTHON) -m venv --clear --without-pip $(@D) \
+       && $(PYTHON) -m pip --python $(@D)/bin/python install --quiet pip; }
+@$(@D)/bin/python -m pip install $(PIP_FLAGS) $(INSTALL)
+@touch $@
+endef
+
+.venv/$(STAMP): INSTALL = $(CONSTRAIN) -e ".[$(EXTRAS)]"
+.venv/$(STAMP): pyproject.toml $(CONSTRAINTS) | python
+	@echo "installing s3ac-jax[$(EXTRAS)] into .venv (about 1 minute)"
+	$(environment)
+
+.venv-test/$(STAMP): INSTALL = $(CONSTRAIN) -c requirements-dev.txt -e ".[$(EXTRAS),dev]"
+.venv-test/$(STAMP): pyproject.toml requirements-dev.txt $(CONSTRAINTS) | python
+	@echo "installing s3ac-jax[$(EXTRAS),dev] into .venv-test (about 1 minute)"
+	$(environment)
+
+python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+	  || { echo "s3ac-jax needs Python 3.11, 3.12 or 3.13: make PYTHON=/path/to/python3.11"; exit 1; }
+
+lock:
+	$(LOCK_PYTHON) .ci/lock.py $(NEWEST_PYTHON)
+
+clean:
+	rm -rf .venv .venv-test .cache .pytest_cache .ruff_cache build *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +

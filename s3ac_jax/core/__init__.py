@@ -1,0 +1,1 @@
+"""Records that travel between rooms, masked reductions, metrics and tree helpers."""

@@ -1,0 +1,159 @@
+"""The legend of axes and the records that travel between rooms.
+
+Axes, everywhere in the code:
+
+    B  rows (responses of a batch, or packed rows)   T  tokens of a row
+    P  prompts                                       G  responses per prompt
+    D  model width                                   H  attention heads, K key/value heads
+    E  experts                                       V  vocabulary
+    L  layers                                        F  MLP width
+
+Alignment, everywhere in the code: a per-token array is aligned to the token it speaks of. At the
+index of response token t stand log pi(a_t | s_t) and V(s_t), both read from the hidden state one
+index earlier, that is, *before* the token. The hidden state of the last token is never used.
+"""
+
+import dataclasses
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+from jaxtyping import Array, Bool, Float, Int
+
+PyTree = Any
+_T = TypeVar("_T")
+
+
+@dataclass_transform(frozen_default=True)
+def record(cls: type[_T]) -> type[_T]:
+    """Makes `cls` a frozen dataclass that is also a pytree; every field is a child.
+
+    Source: ours: records, not dicts, between rooms.
+    """
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+
+
+@record
+class Prompt:
+    """P prompts, right-padded.
+
+    index: row of each prompt in its prompt set. num_tokens: tokens that are not padding.
+    """
+
+    index: Int[Array, "P"]
+    tokens: Int[Array, "P T"]
+    num_tokens: Int[Array, "P"]
+
+
+@record
+class Rollout:
+    """B responses as the sampler returned them, token ids only, right-padded.
+
+    logp: nats, of the distribution that was sampled from. stopped: True when the response ended
+    with a stop token, False when it met the length limit. version: weights that made it.
+    """
+
+    prompt: Prompt
+    tokens: Int[Array, "B T"]
+    num_tokens: Int[Array, "B"]
+    logp: Float[Array, "B T"]
+    stopped: Bool[Array, "B"]
+    version: Int[Array, "B"]
+
+
+@record
+class Scored:
+    """A rollout with its outcome. reward: in [-1, 1]. success: the verifier's word, unshaped.
+
+    valid: False where grading failed for a reason that is not the response's (infrastructure).
+    """
+
+    rollout: Rollout
+    reward: Float[Array, "B"]
+    success: Bool[Array, "B"]
+    valid: Bool[Array, "B"]
+
+
+@record
+class Packed:
+    """Responses with their prompts laid end to end in B rows of T tokens.
+
+    segment_ids: 1, 2, ... within a row, 0 is padding. positions: from 0 within each segment.
+    mask: trainable tokens. response: number of the response in the batch, -1 at padding.
+    num_trainable: trainable tokens of the response that the token belongs to. reward: on the last
+    trainable token of each response, 0 elsewhere. rows: how many leading rows hold anything.
+    """
+
+    tokens: Int[Array, "B T"]
+    segment_ids: Int[Array, "B T"]
+    positions: Int[Array, "B T"]
+    mask: Bool[Array, "B T"]
+    response: Int[Array, "B T"]
+    num_trainable: Int[Array, "B T"]
+    reward: Float[Array, "B T"]
+    logp_rollout: Float[Array, "B T"]
+    rows: Int[Array, ""]
+
+
+@record
+class TrainBatch:
+    """What the actor and critic steps read; all targets are constants.
+
+    logp_old, values_old: before the update. advantages: raw or whitened, 0 where not trainable.
+    returns: regression targets of the critic. weights: mismatch weight of each token, 0 where the
+    token was rejected. actor_tokens, critic_tokens: denominators of the token means over the
+    whole optimiser batch, so that any split into micro-batches gives the same loss.
+    """
+
+    packed: Packed
+    logp_old: Float[Array, "B T"]
+    values_old: Float[Array, "B T"]
+    advantages: Float[Array, "B T"]
+    returns: Float[Array, "B T"]
+    weights: Float[Array, "B T"]
+    actor_tokens: Float[Array, ""]
+    critic_tokens: Float[Array, ""]
+
+
+@record
+class Learner:
+    """One role's weights and optimiser. Only `trainable` has gradients and moments."""
+
+    trainable: PyTree
+    frozen: PyTree
+    opt_state: PyTree
+    step: Int[Array, ""]
+
+
+@record
+class PromptStats:
+    """History of each prompt of the prompt set, decayed lazily.
+
+    successes, attempts: decayed counts as of optimiser tick `updated`.
+    """
+
+    successes: Float[Array, "P"]
+    attempts: Float[Array, "P"]
+    updated: Int[Array, "P"]
+
+
+@record
+class DataCursor:
+    """Where the prompt stream stands: epoch number and prompts already drawn from it."""
+
+    epoch: Int[Array, ""]
+    offset: Int[Array, ""]
+
+
+@record
+class RunState:
+    """All that one tick hands to the next; a checkpoint of it is the whole run.
+
+    entropy_band: thresholds of the recipe's entropy control, nats; NaN before the first batch.
+    """
+
+    actor: Learner
+    critic: Learner
+    stats: PromptStats
+    cursor: DataCursor
+    entropy_band: Float[Array, "2"]
+    tick: Int[Array, ""]

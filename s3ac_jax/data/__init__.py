@@ -1,0 +1,1 @@
+"""Prompt sets, tokenizers, demonstrations and packing: host-side arrays, no device work."""

@@ -1,0 +1,56 @@
+"""Tokenizers behind one protocol: token ids in, token ids out; text is for people."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Tokenizer(Protocol):
+    """What the rest of the code may ask of a tokenizer.
+
+    stop_ids: tokens that end a response. pad_id fills unused places and may equal a stop id, so
+    masks are made from lengths, never from `ids != pad_id`.
+    Source: ours.
+    """
+
+    vocab_size: int
+    pad_id: int
+    stop_ids: tuple[int, ...]
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`; raises ValueError naming what can't be encoded. Source: ours."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, stop and padding tokens left out. Source: ours."""
+        ...
+
+
+class CharTokenizer:
+    """One token per character of a fixed alphabet, after padding (0) and end-of-text (1).
+
+    Source: ours.
+    """
+
+    pad_id = 0
+    stop_ids = (1,)
+
+    def __init__(self, alphabet: str):
+        if len(set(alphabet)) != len(alphabet):
+            raise ValueError(f"alphabet {alphabet!r} repeats a character")
+        self.alphabet = alphabet
+        self.vocab_size = len(alphabet) + 2
+        self._id = {char: number + 2 for number, char in enumerate(alphabet)}
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids; raises ValueError with the character and its place. Source: ours."""
+        unknown = next((place for place, char in enumerate(text) if char not in self._id), None)
+        if unknown is not None:
+            raise ValueError(
+                f"cannot encode {text[unknown]!r} at place {unknown}; the alphabet is "
+                f"{self.alphabet!r}"
+            )
+        return [self._id[char] for char in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text; padding and end-of-text vanish. Source: ours."""
+        return "".join(self.alphabet[number - 2] for number in ids if number >= 2)

@@ -1,0 +1,195 @@
+"""The folder of a run: which config made it, which stages are done, one run at a time."""
+
+import fcntl
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import subprocess
+from typing import Any
+
+import jax
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+_ABSENT = "absent"
+
+
+class WorkdirError(Exception):
+    """A folder that can't hold this run; the message is one line for the user.
+
+    Source: ours: a run that can't start has to say in one line what to do.
+    """
+
+
+class Workdir:
+    """The folder `path` of one run; made if absent, and locked until `close` or exit.
+
+    Raises WorkdirError if the path is a file, can't be written, or another run holds it.
+    Source: ours: two runs in one folder would overwrite each other's checkpoints.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = pathlib.Path(path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / ".lock").open("a")
+        except (FileExistsError, NotADirectoryError) as error:
+            raise WorkdirError(f"--workdir {self.path} is or lies below a file") from error
+        except OSError as error:
+            raise WorkdirError(f"can't write to --workdir {self.path}: {error.strerror}") from error
+        try:
+            # The kernel drops a flock when its process ends, so kill -9 leaves nothing stale.
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise WorkdirError(
+                f"{self.path} is in use by another run; wait for it or use another --workdir"
+            ) from error
+
+    def claim(self, config: dict[str, Any], free: set[str]) -> None:
+        """Writes config.json and versions.json, or compares `config` with the one on disk.
+
+        config: nested, JSON. free: dotted names that may differ from the run that made the
+        folder (a new tick count, say); a name covers what lies below it. The file keeps the
+        first run's config.
+
+        Raises WorkdirError naming the first difference, or if config.json can't be read.
+        Source: ours: a resumed run must be the same run.
+        """
+        path = self.path / "config.json"
+        if not path.exists():
+            self._write("versions.json", versions())
+            self._write("config.json", config)
+            return
+        old = _flatten(self._read("config.json"), "")
+        new = _flatten(json.loads(json.dumps(config)), "")
+        differing = [
+            name
+            for name in sorted(old.keys() | new.keys())
+            if old.get(name, _ABSENT) != new.get(name, _ABSENT) and not _covered(name, free)
+        ]
+        if differing:
+            name = differing[0]
+            more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+            raise WorkdirError(
+                f"{self.path} was made with another config: {name} was "
+                f"{_shown(old, name)}, now {_shown(new, name)}{more}; "
+                "use another --workdir or the same config"
+            )
+
+    def stage_done(self, name: str) -> bool:
+        """True once `mark_stage(name, ...)` was called, in this process or an earlier one.
+
+        Source: ours: a resumed run skips what is done.
+        """
+        return (self.path / f"stage_{name}.json").exists()
+
+    def mark_stage(self, name: str, facts: dict[str, Any]) -> None:
+        """Records that stage `name` is done, with what it found (JSON).
+
+        Raises WorkdirError if the marker can't be written.
+        Source: ours: tmp, fsync, rename: whole or absent.
+        """
+        self._write(f"stage_{name}.json", facts)
+
+    def stage_facts(self, name: str) -> dict[str, Any]:
+        """What `mark_stage` recorded for stage `name`.
+
+        Raises WorkdirError if the stage isn't done or its marker can't be read.
+        Source: ours: stages hand facts on through the folder, so that resume sees the same.
+        """
+        if not self.stage_done(name):
+            raise WorkdirError(f"stage {name} isn't done in {self.path}")
+        return self._read(f"stage_{name}.json")
+
+    def close(self) -> None:
+        """Lets the next run have the folder.
+
+        Source: ours: several runs in one process, as in tests and studies.
+        """
+        self._lock.close()
+
+    def _read(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            value = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise WorkdirError(
+                f"{path} can't be read ({error}); use another --workdir or restore that file"
+            ) from error
+        if not isinstance(value, dict):
+            raise WorkdirError(f"{path} holds no JSON object; use another --workdir")
+        return value
+
+    def _write(self, name: str, value: dict[str, Any]) -> None:
+        temporary = self.path / f"{name}.tmp"
+        text = json.dumps(value, indent=2, sort_keys=True) + "\n"
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path / name)
+            folder = os.open(self.path, os.O_RDONLY)
+            os.fsync(folder)  # the rename itself
+            os.close(folder)
+        except OSError as error:
+            raise WorkdirError(f"can't write {self.path / name}: {error.strerror}") from error
+
+
+def versions() -> dict[str, Any]:
+    """Versions of python and packages, device kind, and the git commit of this code.
+
+    git: "unknown" outside a checkout; dirty: tracked files differ from the commit, or None.
+    Source: ours: what someone needs to run it again.
+    """
+    device = jax.devices()[0]
+    commit = _git("rev-parse", "HEAD")
+    changes = _git("status", "--porcelain", "--untracked-files=no") if commit else None
+    return {
+        "python": platform.python_version(),
+        **{name: _version(name) for name in _PACKAGES},
+        "platform": device.platform,
+        "device_kind": device.device_kind,
+        "num_devices": jax.device_count(),
+        "git": {"commit": commit or "unknown", "dirty": None if changes is None else bool(changes)},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return _ABSENT
+
+
+def _git(*arguments: str) -> str | None:
+    here = pathlib.Path(__file__).resolve()
+    # Installed into a virtual environment inside someone's checkout, the commit is not ours.
+    if "site-packages" in here.parts:
+        return None
+    command = ["git", "-C", str(here.parent), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _flatten(node: Any, prefix: str) -> dict[str, Any]:
+    if not isinstance(node, dict) or not node:
+        return {prefix.rstrip("."): node}
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        flat |= _flatten(value, f"{prefix}{key}.")
+    return flat
+
+
+def _covered(name: str, free: set[str]) -> bool:
+    parts = name.split(".")
+    return any(".".join(parts[: n + 1]) in free for n in range(len(parts)))
+
+
+def _shown(flat: dict[str, Any], name: str) -> str:
+    return json.dumps(flat[name])[:80] if name in flat else _ABSENT

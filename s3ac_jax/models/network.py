@@ -1,0 +1,65 @@
+"""A network as a value: structure apart from weights, so that steps are functions of arrays."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+from jaxtyping import Array, PRNGKeyArray
+
+from s3ac_jax.core.types import PyTree
+from s3ac_jax.models.critic import Critic
+from s3ac_jax.models.decoder import Decoder
+from s3ac_jax.models.spec import DecoderSpec
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Network:
+    """An NNX module split from its weights, which are plain nested dicts everywhere else.
+
+    abstract: ShapeDtypeStructs of the weights. axes: logical axis names of each weight.
+    """
+
+    graphdef: Any
+    abstract: PyTree
+    axes: PyTree
+    _build: Callable[[PRNGKeyArray | Array], nnx.Module]
+
+    def init(self, key: PRNGKeyArray) -> PyTree:
+        """Fresh weights; jit it with out_shardings so that no array ever exists unsharded.
+
+        Source: ours: shapes first, shardings second, arrays last.
+        """
+        return nnx.to_pure_dict(nnx.state(self._build(key)))
+
+    def bind(self, params: PyTree) -> Any:
+        """The module with these weights, for use inside a traced function.
+
+        Source: ours: flax NNX functional API.
+        """
+        return nnx.merge(self.graphdef, nnx.State(params))
+
+
+def _network(build: Callable[[PRNGKeyArray | Array], nnx.Module]) -> Network:
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: build(jax.random.key(0))))
+    axes = jax.tree.map(
+        lambda leaf: leaf.get_metadata()["axes"], state, is_leaf=lambda x: isinstance(x, nnx.Param)
+    )
+    return Network(graphdef, nnx.to_pure_dict(state), nnx.to_pure_dict(axes), build)
+
+
+def actor_network(spec: DecoderSpec) -> Network:
+    """The policy: a decoder with its LM head.
+
+    Source: ours.
+    """
+    return _network(lambda key: Decoder(spec, rngs=nnx.Rngs(params=key)))
+
+
+def critic_network(spec: DecoderSpec, *, head_std: float | None = None) -> Network:
+    """The critic: `critic_network(spec).abstract["backbone"]` has the actor's names and shapes.
+
+    Source: S3AC (2610.35518): actor and critic share the architecture.
+    """
+    return _network(lambda key: Critic(spec, head_std=head_std, rngs=nnx.Rngs(params=key)))

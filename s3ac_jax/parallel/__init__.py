@@ -1,0 +1,1 @@
+"""Device meshes and shardings, the only room that names mesh axes."""

@@ -1,0 +1,115 @@
+"""The mesh, and which logical axis goes to which of its axes."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
+
+from s3ac_jax.core.types import PyTree
+
+MESH_AXES = ("data", "fsdp", "tensor", "expert", "context")
+
+# Logical axis -> mesh axes. Weights of one name on two mesh axes would collide; see `spec_of`.
+RULES: dict[str | None, tuple[str, ...]] = {
+    "rows": ("data", "fsdp"),
+    "vocab": ("tensor",),
+    "embed": ("fsdp",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "mlp": ("tensor",),
+    "head_dim": (),
+    "layers": (),
+    None: (),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshSpec:
+    """Devices along each mesh axis; their product is the number of devices used.
+
+    Source: ours: the axes of the project's design.
+    """
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+    expert: int = 1
+    context: int = 1
+
+    @property
+    def num_devices(self) -> int:
+        """Product of all axes. Source: ours."""
+        return math.prod(dataclasses.astuple(self))
+
+    @property
+    def row_shards(self) -> int:
+        """Devices that share out the rows of a batch. Source: ours."""
+        return self.data * self.fsdp
+
+    def __post_init__(self):
+        for axis, size in dataclasses.asdict(self).items():
+            if size < 1:
+                raise ValueError(f"mesh.{axis} must be at least 1, got {size}")
+
+
+def make_mesh(spec: MeshSpec, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh over the first devices. Raises ValueError when there are too few.
+
+    Source: ours.
+    """
+    devices = jax.devices() if devices is None else devices
+    if len(devices) < spec.num_devices:
+        raise ValueError(
+            f"the mesh needs {spec.num_devices} devices ({spec}), {len(devices)} are here"
+        )
+    grid = np.array(devices[: spec.num_devices]).reshape(dataclasses.astuple(spec))
+    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def spec_of(axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
+    """Where an array with these logical axes goes; an axis that does not divide is replicated.
+
+    Raises ValueError when an axis has no rule, or two axes of one array want the same mesh axis.
+    Source: ours.
+    """
+    entries: list[tuple[str, ...]] = []
+    for axis, size in zip(axes, shape, strict=True):
+        if axis not in RULES:
+            raise ValueError(f"no sharding rule for logical axis {axis!r}; known: {list(RULES)}")
+        wanted = RULES[axis]
+        parts = math.prod(mesh.shape[name] for name in wanted)
+        entries.append(wanted if parts and size % parts == 0 else ())
+    used = [name for entry in entries for name in entry]
+    if len(set(used)) < len(used):
+        raise ValueError(f"logical axes {tuple(axes)} put one mesh axis on two dimensions: {used}")
+    return PartitionSpec(*(entry or None for entry in entries))
+
+
+def shardings(axes: PyTree, abstract: PyTree, mesh: Mesh) -> PyTree:
+    """A NamedSharding for every leaf of `abstract`, from the logical axes beside it.
+
+    Source: ours: shapes first, shardings second, arrays last.
+    """
+    return jax.tree.map(
+        lambda leaf, names: NamedSharding(mesh, spec_of(names, leaf.shape, mesh)), abstract, axes
+    )
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The same array on every device. Source: ours."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def constrain(x: Array, *axes: str | None) -> Array:
+    """Inside a jitted function: where x goes by its logical axes. Nothing without a mesh.
+
+    Source: ours: only this room names mesh axes.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec_of(axes, x.shape, mesh))

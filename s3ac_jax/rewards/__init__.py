@@ -1,0 +1,1 @@
+"""Verifiers: from a response to its reward, on the host."""

@@ -1,0 +1,71 @@
+"""The verifier of the arithmetic ladder, on token ids: the answer decides, the steps are counted."""
+
+import dataclasses
+
+import numpy as np
+
+from s3ac_jax.core.types import Rollout, Scored
+from s3ac_jax.data import arithmetic
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCounts:
+    """How B responses were worked. required, written, right: steps [B].
+
+    A step is right when it stands in its place with the right operator, operand and result.
+    Source: ours.
+    """
+
+    required: np.ndarray
+    written: np.ndarray
+    right: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class ArithmeticVerifier:
+    """Grades responses to `problems`; `rollout.prompt.index` says which problem each answers.
+
+    Source: ours: reward in {-1, +1}; a truncated response is a wrong one, as S3AC (2610.35518)
+    has no bootstrap at the limit.
+    """
+
+    problems: arithmetic.Problems
+
+    def grade(self, rollout: Rollout) -> Scored:
+        """+1 iff the response stopped by itself and ends with `#` and the right digit, else -1.
+
+        Source: ours.
+        """
+        answers = self.problems.answers()[rollout.prompt.index]
+        rows, length = np.arange(len(answers)), rollout.num_tokens
+        digit = arithmetic.TOKENIZER.encode("0")[0] + answers
+        mark = arithmetic.TOKENIZER.encode("#")[0]
+        ends = rollout.tokens[rows, np.maximum(length - 2, 0)] == digit
+        marked = rollout.tokens[rows, np.maximum(length - 3, 0)] == mark
+        success = rollout.stopped & (length >= 3) & ends & marked
+        reward = np.where(success, 1.0, -1.0).astype(np.float32)
+        return Scored(rollout, reward, success, np.ones(len(rows), bool))
+
+    def count_steps(self, rollout: Rollout) -> StepCounts:
+        """Steps required, written (up to the first `#`) and right, per response. Source: ours."""
+        problems = self.problems.take(rollout.prompt.index)
+        careful, _ = arithmetic.demonstrations(
+            problems, np.random.default_rng(0), quit_rate=0.0
+        )
+        steps = problems.moves.shape[1]
+        width = 4 * steps
+        tokens = np.zeros((len(problems), width), np.int32)
+        shared = min(width, rollout.tokens.shape[1])
+        tokens[:, :shared] = rollout.tokens[:, :shared]
+        places = np.arange(width)
+        mark = arithmetic.TOKENIZER.encode("#")[0]
+        stops = (tokens == mark) | (places >= rollout.num_tokens[:, None])
+        end = np.where(stops.any(axis=1), stops.argmax(axis=1), width)
+        same = (tokens == careful[:, :width]) & (places < end[:, None])
+        in_place = same.reshape(len(problems), steps, 4).all(axis=2)
+        required = np.arange(steps) < problems.num_steps[:, None]
+        return StepCounts(
+            required=problems.num_steps,
+            written=end // 4,
+            right=(in_place & required).sum(axis=1),
+        )

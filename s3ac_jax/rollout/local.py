@@ -1,0 +1,129 @@
+"""Rollouts in the trainer's own process: a single-threaded, deterministic batching loop."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from s3ac_jax.core.types import Prompt, PyTree, Rollout
+from s3ac_jax.rollout.engine import Engine, Sampling
+
+
+class LocalRollout:
+    """Continuous batching over an Engine: a finished slot is refilled at the next look.
+
+    insert_batch: requests prefilled and inserted per call. max_prompt_tokens,
+    max_response_tokens: limits of one request. Admission is longest prompt first, so that the
+    long responses do not all start last.
+    Source: ours, on JetStream's engine interface.
+    """
+
+    def __init__(
+        self, engine: Engine, *, insert_batch: int, max_prompt_tokens: int, max_response_tokens: int
+    ):
+        if engine.cache_tokens < max_prompt_tokens + max_response_tokens:
+            raise ValueError(
+                f"the engine's cache holds {engine.cache_tokens} tokens a slot; prompt "
+                f"({max_prompt_tokens}) plus response ({max_response_tokens}) do not fit"
+            )
+        self.engine = engine
+        self.insert_batch = insert_batch
+        self.max_prompt_tokens = max_prompt_tokens
+        self.max_response_tokens = max_response_tokens
+        self._params: PyTree = None
+        self._state = None
+        self.version = -1
+
+    def update_weights(self, params: PyTree, version: int) -> None:
+        """The weights of all later tokens; the arrays are shared, not copied. Source: ours."""
+        self._params, self.version = params, version
+
+    def generate(self, prompt: Prompt, sampling: Sampling) -> Rollout:
+        """One response for each of the B prompts, in their order.
+
+        Raises ValueError when a prompt or a limit exceeds what the engine was built for, and
+        RuntimeError before the first `update_weights`.
+        Source: ours.
+        """
+        self._check(prompt, sampling)
+        if self._state is None:
+            self._state = jax.jit(self.engine.init_decode_state)(self._params)
+        rows = len(prompt.index)
+        tokens = np.zeros((rows, self.max_response_tokens), np.int32)
+        logp = np.zeros((rows, self.max_response_tokens), np.float32)
+        made = np.zeros(rows, np.int32)
+        stopped = np.zeros(rows, bool)
+        waiting = np.argsort(-np.asarray(prompt.num_tokens), kind="stable")
+        owner = np.full(self.engine.slots, -1)
+        while waiting.size or (owner >= 0).any():
+            waiting = self._admit(prompt, sampling, waiting, owner)
+            self._state, block = self.engine.generate(self._params, self._state)
+            block = jax.device_get(block)
+            # One vectorised write for the whole block: no Python per token.
+            slot, step = np.nonzero(block.valid & (owner >= 0)[:, None])
+            request = owner[slot]
+            place = made[request] + step
+            tokens[request, place] = block.tokens[slot, step]
+            logp[request, place] = block.logp[slot, step]
+            busy = np.flatnonzero(owner >= 0)
+            made[owner[busy]] += block.valid[busy].sum(axis=1, dtype=np.int32)
+            done = busy[block.finished[busy]]
+            stopped[owner[done]] = block.stopped[done]
+            owner[done] = -1
+        return Rollout(
+            prompt, tokens, made, logp, stopped, np.full(rows, self.version, np.int32)
+        )
+
+    def _admit(self, prompt: Prompt, sampling: Sampling, waiting: np.ndarray, owner: np.ndarray):
+        free = np.flatnonzero(owner < 0)
+        while waiting.size and free.size:
+            count = min(self.insert_batch, waiting.size, free.size)
+            taken, waiting = waiting[:count], waiting[count:]
+            slots, free = free[:count], free[count:]
+            owner[slots] = taken
+            # Samples of one prompt stand side by side in `waiting`, so they share its prefill.
+            _, first, row = np.unique(prompt.index[taken], return_index=True, return_inverse=True)
+            spare = self.insert_batch - count
+            padded = np.pad(taken, (0, spare), mode="edge")
+            shown = np.pad(taken[first], (0, self.insert_batch - len(first)), mode="edge")
+            prefix = self.engine.prefill(
+                self._params, prompt.tokens[shown], prompt.num_tokens[shown]
+            )
+            self._state = self.engine.insert(
+                prefix,
+                self._state,
+                np.pad(row, (0, spare)).astype(np.int32),
+                np.pad(slots, (0, spare), constant_values=self.engine.slots).astype(np.int32),
+                Sampling(*(np.asarray(field)[padded] for field in sampling)),
+            )
+        return waiting
+
+    def _check(self, prompt: Prompt, sampling: Sampling) -> None:
+        if self._params is None:
+            raise RuntimeError("no weights yet: call update_weights(params, version) first")
+        width = prompt.tokens.shape[1]
+        if width > self.max_prompt_tokens:
+            raise ValueError(
+                f"prompts are padded to {width} tokens, the limit is rollout.max_prompt_tokens = "
+                f"{self.max_prompt_tokens}"
+            )
+        longest = int(np.max(sampling.max_tokens))
+        if longest > self.max_response_tokens or int(np.min(sampling.max_tokens)) < 1:
+            raise ValueError(
+                f"max_tokens must be in 1..{self.max_response_tokens} "
+                f"(rollout.max_response_tokens), got {longest}"
+            )
+
+
+def make_sampling(
+    key: jax.Array, rows: int, *, temperature: float, max_tokens: int
+) -> Sampling:
+    """Settings for `rows` requests, a seed for each drawn from `key`.
+
+    Source: ours.
+    """
+    seeds = jax.random.bits(key, (rows,), jnp.uint32)
+    return Sampling(
+        np.asarray(seeds),
+        np.full(rows, temperature, np.float32),
+        np.full(rows, max_tokens, np.int32),
+    )

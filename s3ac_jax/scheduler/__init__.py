@@ -1,0 +1,1 @@
+"""Which prompts are rolled out next: the prompt stream, their history, uniform and DAPS."""

@@ -1,0 +1,1 @@
+"""The loop and its steps, value pretraining, SFT, evaluation, hooks and studies."""

@@ -1,0 +1,104 @@
+"""The supervised warm start: first the careful habit, then the hasty majority.
+
+Taught together from the start the tables are not learned; so careful demonstrations come first,
+and a short second phase makes the hasty habit the usual one. The policy then knows how to be
+right and mostly is not, which is what RL can mend within minutes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from s3ac_jax.config.run import OptimizerConfig, RunConfig
+from s3ac_jax.core import masked
+from s3ac_jax.core.metrics import Mean, finalize
+from s3ac_jax.core.trees import combine
+from s3ac_jax.core.types import Learner, Packed, Prompt, PyTree, Rollout, Scored
+from s3ac_jax.data import arithmetic
+from s3ac_jax.train import micro
+from s3ac_jax.train.build import Parts, Role, fresh_learner
+from s3ac_jax.train.learner import apply_gradients, make_optimizer, params_of
+from s3ac_jax.train.steps import read_logp
+from s3ac_jax.train.tick import pack_batches
+
+
+def demonstration_batch(
+    problems: arithmetic.Problems, rng: np.random.Generator, *, quit_rate: float
+) -> Scored:
+    """Demonstrations in the shape of a rollout, so that the packing is shared. Source: ours."""
+    prompt_tokens, num_prompt = arithmetic.prompt_tokens(problems)
+    tokens, num_tokens = arithmetic.demonstrations(problems, rng, quit_rate=quit_rate)
+    rows = len(problems)
+    yes, index = np.ones(rows, bool), np.arange(rows, dtype=np.int32)
+    logp = np.zeros(tokens.shape, np.float32)
+    rollout = Rollout(Prompt(index, prompt_tokens, num_prompt), tokens, num_tokens, logp, yes, index)
+    return Scored(rollout, np.ones(rows, np.float32), yes, yes)
+
+
+def make_sft_step(role: Role, *, micro_rows: int) -> Callable[..., tuple[Learner, dict[str, Any]]]:
+    """step(learner, packed) -> (learner, metrics): token-mean cross entropy of the responses.
+
+    Source: maximum likelihood; ours: the micro-batching.
+    """
+
+    def loss(trainable: PyTree, frozen: PyTree, packed: Packed, tokens: jax.Array):
+        logp, _ = read_logp(role.network, combine(trainable, frozen), packed, temperature=1.0)
+        return -masked.total(logp, packed.mask) / tokens, {}
+
+    @jax.jit(donate_argnums=0)
+    def step(learner: Learner, packed: Packed):
+        tokens = jnp.sum(packed.mask, dtype=jnp.float32)
+        total, report, grads = micro.gradients(
+            lambda trainable, part: loss(trainable, learner.frozen, part, tokens),
+            learner.trainable, packed, packed.rows, micro_rows,
+        )  # fmt: skip
+        learner, applied = apply_gradients(learner, grads, total, role.tx, role.clip)
+        return learner, report | applied | {"sft_loss": Mean.of(total)}
+
+    return step
+
+
+def _phase(config: RunConfig, parts: Parts, steps: int, lr: float) -> Role:
+    optimizer = OptimizerConfig(lr=lr, clip=1.0, weight_decay=0.01, b2=0.98, warmup_steps=100)
+    tx = make_optimizer(optimizer, decay_steps=steps)
+    return Role(parts.actor.network, tx, optimizer.clip, None)
+
+
+def train_policies(
+    parts: Parts, update: Callable[[int, dict[str, float]], None]
+) -> dict[str, PyTree]:
+    """The early, middle and late (base) policies, by name. update: called after each step.
+
+    Only training problems are drawn; the held-out tenth never appears.
+    Source: ours; S3AC (2610.35518) asks for policies of several strengths.
+    """
+    config = parts.config
+    sft, rng = config.sft, np.random.default_rng([config.seed, 1])
+    policies: dict[str, PyTree] = {}
+    start: PyTree = None
+    done = 0
+    phases = (
+        (sft.careful_steps, sft.careful_lr, 0.0, {sft.early_step: "early", sft.careful_steps: "middle"}),
+        (sft.hasty_steps, sft.hasty_lr, sft.quit_rate, {sft.hasty_steps: "late"}),
+    )
+    for num_steps, lr, quit_rate, kept in phases:
+        role = _phase(config, parts, num_steps, lr)
+        learner = fresh_learner(role, parts.mesh, jax.random.key(config.seed), start=start)
+        step = make_sft_step(role, micro_rows=config.train.micro_rows)
+        for number in range(1, num_steps + 1):
+            problems = arithmetic.draw_training_problems(
+                rng, sft.batch_responses, max_steps=config.task.max_steps
+            )
+            scored = demonstration_batch(problems, rng, quit_rate=quit_rate)
+            (packed,) = pack_batches(parts, scored, np.arange(len(problems)), 1)
+            learner, report = step(learner, packed)
+            done += 1
+            if number % 50 == 0 or number in kept:
+                update(done, finalize(report))
+            if number in kept:
+                policies[kept[number]] = jax.tree.map(jnp.copy, params_of(learner))
+        start = params_of(learner)
+    return policies

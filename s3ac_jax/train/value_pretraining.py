@@ -1,0 +1,129 @@
+"""Coverage value pretraining, and the two diagnoses of why critics die."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from s3ac_jax.algos.recipe import CriticSpec
+from s3ac_jax.core import metrics
+from s3ac_jax.core.types import Learner, Packed, PyTree, Scored, TrainBatch
+from s3ac_jax.rollout.local import make_sampling
+from s3ac_jax.train import steps
+from s3ac_jax.train.build import Parts, Role, fresh_learner, make_critic
+from s3ac_jax.train.learner import params_of
+from s3ac_jax.train.tick import pack_batches
+
+Update = Callable[[int, dict[str, float]], None]
+
+
+def coverage_rollouts(
+    parts: Parts, policies: dict[str, PyTree], key: jax.Array
+) -> tuple[Scored, dict[str, float]]:
+    """Graded responses of all policies together, and the success rate of each.
+
+    Source: S3AC (2610.35518): a mixture of rollouts of policies of several strengths, because
+    the first policy almost never shows "long and correct".
+    """
+    config, split = parts.config, parts.train
+    parts_scored, rates = [], {}
+    for number, (name, params) in enumerate(policies.items()):
+        policy_key = jax.random.fold_in(key, number)
+        order = jax.random.permutation(policy_key, len(split.prompts))
+        wanted = config.value_pretraining.prompts_per_policy
+        index = np.resize(np.asarray(order), wanted)
+        parts.rollout.update_weights(params, number)
+        sampling = make_sampling(
+            jax.random.fold_in(policy_key, 1), wanted, temperature=config.rollout.temperature,
+            max_tokens=config.rollout.max_response_tokens,
+        )  # fmt: skip
+        scored = split.verifier.grade(parts.rollout.generate(split.prompts.take(index), sampling))
+        parts_scored.append(scored)
+        rates[name] = float(scored.success.mean())
+    return jax.tree.map(lambda *x: np.concatenate(x), *parts_scored), rates
+
+
+def value_batches(parts: Parts, scored: Scored, epochs: int, seed: int) -> Iterator[TrainBatch]:
+    """Optimiser batches of `epochs` passes in fresh orders; targets are the outcomes.
+
+    Source: S3AC (2610.35518): token-mean MSE to the return.
+    """
+    config, recipe = parts.config, parts.config.recipe
+    num_batches = max(1, len(scored.success) // config.value_pretraining.batch_responses)
+
+    @jax.jit
+    def target(packed: Packed) -> TrainBatch:
+        zeros = jnp.zeros(packed.mask.shape)
+        returns = recipe.critic.returns(zeros, packed.reward, packed.mask, packed.segment_ids)
+        tokens = jnp.sum(packed.mask, dtype=jnp.float32)
+        return TrainBatch(packed, zeros, zeros, zeros, returns, zeros, tokens, tokens)
+
+    for epoch in range(epochs):
+        order = np.random.default_rng([config.seed, seed, epoch]).permutation(len(scored.success))
+        for packed in pack_batches(parts, scored, order, num_batches):
+            yield target(packed)
+
+
+def _start(parts: Parts, role: Role, backbone: PyTree) -> Learner:
+    key = jax.random.fold_in(jax.random.key(parts.config.seed), 2)
+    return fresh_learner(role, parts.mesh, key, start={"backbone": backbone})
+
+
+def _watch(parts: Parts, role: Role, backbone: PyTree, batches: Iterator[TrainBatch], num: int):
+    """The first `num` critic steps of one arm, folded."""
+    spec = CriticSpec(epochs=1, lam=parts.config.recipe.critic.lam, clip=None)
+    step = steps.make_critic_step(
+        role.network, spec, role.tx, clip=role.clip, micro_rows=parts.config.train.micro_rows
+    )
+    learner, folded = _start(parts, role, backbone), {}
+    for _, batch in zip(range(num), batches, strict=False):
+        learner, report = step(learner, batch)
+        folded = metrics.merge(folded, report)
+    return metrics.finalize(folded)
+
+
+def diagnose(parts: Parts, scored: Scored, backbone: PyTree) -> dict[str, dict[str, float]]:
+    """The first steps of value pretraining with ordinary settings and with S3AC's.
+
+    ordinary: head std 1/sqrt(H), gradient clip 1. s3ac: head std 1/(H+1) and the config's clip.
+    Of each: head_share of the squared gradient norm, clipped_steps, value_loss.
+    Source: S3AC (2610.35518), head domination.
+    """
+    num = parts.config.value_pretraining.diagnose_steps
+    arms = {
+        "ordinary": {"head_std": parts.config.model.hidden_size**-0.5, "clip": 1.0},
+        "s3ac": {"head_std": None, "clip": 10.0},
+    }
+    found = {}
+    for name, changes in arms.items():
+        role = make_critic(parts.config, lr=parts.config.value_pretraining.lr, **changes)
+        report = _watch(parts, role, backbone, value_batches(parts, scored, 1, 3), num)
+        found[name] = {key: report[key] for key in ("head_share", "clipped_steps", "value_loss")}
+    return found
+
+
+def pretrain_critic(
+    parts: Parts, scored: Scored, backbone: PyTree, update: Update
+) -> PyTree:
+    """The critic's weights after the epochs of the config; update: called after each step.
+
+    Starts from the base policy's backbone and a fresh head; attention frozen, plain MSE.
+    Source: S3AC (2610.35518), stabilised critic.
+    """
+    config = parts.config.value_pretraining
+    role = make_critic(parts.config, lr=config.lr, warmup_steps=config.warmup_steps)
+    spec = dataclasses.replace(parts.config.recipe.critic, clip=None)
+    step = steps.make_critic_step(
+        role.network, spec, role.tx, clip=role.clip, micro_rows=parts.config.train.micro_rows
+    )
+    learner = _start(parts, role, backbone)
+    for number, batch in enumerate(value_batches(parts, scored, config.epochs, 3)):
+        learner, report = step(learner, batch)
+        named = {
+            key if key == "value_loss" else f"critic_{key}": value
+            for key, value in metrics.finalize(report).items()
+        }
+        update(number + 1, named)
+    return params_of(learner)

@@ -1,0 +1,17 @@
+"""Four virtual CPU devices and a compilation cache, set before anything imports jax."""
+
+import os
+from pathlib import Path
+
+CACHE = Path(__file__).resolve().parents[1] / ".cache" / "jax"
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+# Appended: XLA reads the last of repeated flags, and a caller's other flags stay.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+).strip()
+# Environment variables, not jax.config: subprocesses of the tests share the cache too. Every
+# entry is kept, because the suite is made of many compilations of well under a second.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"

@@ -1,0 +1,107 @@
+"""House rules that no linter knows: sizes, names, docstrings with provenance, no local paths."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "s3ac_jax"
+MATHS = ("core", "algos")
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_APP_LINES = 400, 100, 60
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+# Spelled in pieces: this file is searched too.
+LOCAL_PATH = re.compile(r"(?<![\w.])/(?:" + "|".join(("work", "root", "home", "opt")) + r")/")
+TEXT = {"", ".ipynb", ".json", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def sources(*rooms: str) -> list[Path]:
+    folders = [PACKAGE / room for room in rooms] or [PACKAGE]
+    return sorted(path for folder in folders for path in folder.rglob("*.py"))
+
+
+def tracked() -> list[Path]:
+    """Returns the files of the repository: those git knows or would add."""
+    done = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        pytest.skip("not a git checkout")
+    return sorted(path for line in done.stdout.splitlines() if (path := ROOT / line).is_file())
+
+
+def public(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    """Yields the public functions and classes that a module defines at its top level."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, (*FUNCTION, ast.ClassDef)) and not node.name.startswith("_"):
+            yield node
+
+
+def test_files_and_functions_are_short():
+    long = []
+    for path in sources():
+        text = path.read_text()
+        if (lines := len(text.splitlines())) > MAX_FILE_LINES:
+            long.append(f"{name(path)}: {lines} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, FUNCTION):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > MAX_FUNCTION_LINES:
+                    long.append(f"{name(path)}:{node.lineno} {node.name}: {lines} lines")
+    assert not long
+
+
+def test_apps_are_short():
+    lines = {name(p): len(p.read_text().splitlines()) for p in (ROOT / "launch").rglob("*.py")}
+    assert {app: n for app, n in lines.items() if n > MAX_APP_LINES} == {}
+
+
+def test_no_file_is_called_utils():
+    assert [name(path) for path in sources() if path.stem in {"util", "utils"}] == []
+
+
+def test_rooms_say_what_lives_there():
+    rooms = [path for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert rooms
+    silent = [room.name for room in rooms if not (room / "__init__.py").exists()]
+    silent += [
+        name(path)
+        for path in PACKAGE.rglob("__init__.py")
+        if not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert silent == []
+
+
+def test_maths_says_what_and_whence():
+    silent, unsourced = [], []
+    for path in sources(*MATHS):
+        for node in public(path):
+            where, doc = f"{name(path)}:{node.lineno} {node.name}", ast.get_docstring(node)
+            if not doc:
+                silent.append(where)
+            elif isinstance(node, FUNCTION):
+                # The provenance may wrap: it opens the last paragraph or stands on the last line.
+                last = doc.strip().split("\n\n")[-1]
+                if not re.search(r"^(?:Source:|.*\bours:)", last, re.MULTILINE):
+                    unsourced.append(where)
+    assert (silent, unsourced) == ([], [])
+
+
+def test_no_local_path_is_tracked():
+    found = []
+    for path in tracked():
+        if path.suffix in TEXT:
+            for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
+                if LOCAL_PATH.search(line):
+                    found.append(f"{name(path)}:{number}")
+    assert found == []
