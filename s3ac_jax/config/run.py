@@ -1,8 +1,10 @@
 """RunConfig: every number of a run, checked within and across rooms when it is made."""
 
 import dataclasses
+import math
 
 from s3ac_jax.algos.recipe import Recipe
+from s3ac_jax.data.arithmetic import TOKENIZER
 from s3ac_jax.data.packing import worst_case_rows
 from s3ac_jax.models.spec import DecoderSpec
 from s3ac_jax.parallel.mesh import MeshSpec
@@ -11,7 +13,17 @@ from s3ac_jax.parallel.mesh import MeshSpec
 def _at_least(section: str, config: object, **least: float) -> None:
     for name, low in least.items():
         if not getattr(config, name) >= low:
-            raise ValueError(f"{section}.{name} must be at least {low}, got {getattr(config, name)}")
+            raise ValueError(
+                f"{section}.{name} must be at least {low}, got {getattr(config, name)}"
+            )
+
+
+def _positive(section: str, config: object, *names: str) -> None:
+    for name in names:
+        if not 0 < getattr(config, name) < math.inf:
+            raise ValueError(
+                f"{section}.{name} must be positive and finite, got {getattr(config, name)}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +69,8 @@ class RolloutConfig:
     def __post_init__(self):
         _at_least("rollout", self, slots=1, max_response_tokens=1, steps_per_dispatch=1,
                   insert_batch=1)  # fmt: skip
-        if not self.temperature > 0:
-            raise ValueError(
-                f"rollout.temperature must be positive, got {self.temperature}: a greedy sampler "
-                "has no log-probs to learn from"
-            )
+        # A greedy sampler has no log-probs to learn from.
+        _positive("rollout", self, "temperature")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +89,12 @@ class OptimizerConfig:
 
     def check(self, role: str) -> None:
         """Raises ValueError naming `role` and the field. Source: ours."""
-        if not self.lr > 0:
-            raise ValueError(f"{role}.lr must be positive, got {self.lr}")
-        if not self.clip > 0:
-            raise ValueError(f"{role}.clip must be positive, got {self.clip}")
+        _positive(role, self, "lr", "clip")
         _at_least(role, self, weight_decay=0, b1=0, b2=0, warmup_steps=0)
+        for name in ("b1", "b2"):
+            # Adam divides by 1 - b.
+            if not getattr(self, name) < 1:
+                raise ValueError(f"{role}.{name} must be below 1, got {getattr(self, name)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,57 +114,69 @@ class SftConfig:
     """The warm start that makes the base policy and its early and middle checkpoints.
 
     embedded: take the policies that ship with the package instead of training them.
-    careful_steps: of batches of careful demonstrations, the middle policy stands at their end,
-    the early one at early_step. hasty_steps: of batches whose writer quits with quit_rate after
-    each step; the base (late) policy stands at their end.
+    careful_steps: batches of careful demonstrations; the early policy stands at early_step, the
+    middle one at their end. hasty_steps: batches whose writer gives up after each step with
+    probability min(quit_most, quit_slope (n - 1)); the base (late) policy stands at their end.
     Source: ours; the coverage problem of S3AC (2610.35518) in miniature.
     """
 
     embedded: bool = True
-    careful_steps: int = 1300
-    early_step: int = 800
+    careful_steps: int = 1000
+    early_step: int = 500
     hasty_steps: int = 200
-    quit_rate: float = 0.4
+    quit_slope: float = 0.15
+    quit_most: float = 0.6
     batch_responses: int = 64
     careful_lr: float = 4e-3
     hasty_lr: float = 1e-3
 
     def __post_init__(self):
         _at_least("sft", self, careful_steps=200, early_step=1, hasty_steps=1, batch_responses=1)
+        _positive("sft", self, "careful_lr", "hasty_lr")
         if not self.early_step < self.careful_steps:
             raise ValueError(
                 f"sft.early_step ({self.early_step}) must come before sft.careful_steps "
                 f"({self.careful_steps})"
             )
-        if not 0 <= self.quit_rate <= 1:
-            raise ValueError(f"sft.quit_rate is a probability, got {self.quit_rate}")
+        if not 0 <= self.quit_most <= 1:
+            raise ValueError(f"sft.quit_most is a probability, got {self.quit_most}")
 
 
 @dataclasses.dataclass(frozen=True)
 class ValuePretrainingConfig:
-    """Coverage pretraining of the critic: rollouts of policies of several strengths.
+    """Coverage pretraining of the critic on rollouts of policies of several strengths.
 
-    policies: any of early, middle, late. prompts_per_policy: responses of each.
-    diagnose_steps: first steps watched in the two diagnoses (head init and clip), 0 for none.
-    Source: S3AC (2610.35518): 2 epochs, plain MSE, attention frozen.
+    early_prompts, middle_prompts, late_prompts: responses of each policy, 0 leaves it out; late
+    alone is the on-policy critic that the paper warns of. diagnose_steps: first steps watched in
+    the two diagnoses (head init and clip), 0 for none.
+    Source: S3AC (2610.35518): 2 epochs, plain MSE, attention frozen; ours: the shares.
     """
 
-    policies: tuple[str, ...] = ("early", "middle", "late")
-    prompts_per_policy: int = 2048
+    early_prompts: int = 1024
+    middle_prompts: int = 1024
+    late_prompts: int = 4096
     epochs: int = 2
-    batch_responses: int = 256
-    lr: float = 1e-3
-    warmup_steps: int = 0
+    batch_responses: int = 128
+    lr: float = 3e-3
+    warmup_steps: int = 10
     diagnose_steps: int = 20
 
+    @property
+    def prompts(self) -> dict[str, int]:
+        """Responses by policy, policies left out excluded. Source: ours."""
+        named = {
+            "early": self.early_prompts, "middle": self.middle_prompts, "late": self.late_prompts
+        }  # fmt: skip
+        return {name: count for name, count in named.items() if count}
+
     def __post_init__(self):
-        _at_least("value_pretraining", self, prompts_per_policy=1, epochs=1, batch_responses=1,
-                  warmup_steps=0, diagnose_steps=0)  # fmt: skip
-        unknown = [name for name in self.policies if name not in ("early", "middle", "late")]
-        if unknown or not self.policies:
+        _at_least("value_pretraining", self, early_prompts=0, middle_prompts=0, late_prompts=0,
+                  epochs=1, batch_responses=1, warmup_steps=0, diagnose_steps=0)  # fmt: skip
+        _positive("value_pretraining", self, "lr")
+        if sum(self.prompts.values()) < self.batch_responses:
             raise ValueError(
-                f"value_pretraining.policies must name some of early, middle, late; got "
-                f"{self.policies}"
+                "value_pretraining: early_, middle_ and late_prompts together are fewer than "
+                f"batch_responses ({self.batch_responses})"
             )
 
 
@@ -206,6 +228,17 @@ class CadenceConfig:
         _at_least("cadence", self, evaluate_every=1, save_every=1, keep_checkpoints=1)
 
 
+def _check_recipe(recipe: Recipe) -> None:
+    _at_least("recipe", recipe, responses_per_prompt=1)
+    _positive("recipe.advantage", recipe.advantage, "alpha")
+    critic = recipe.critic
+    _at_least("recipe.critic", critic, epochs=1, lam=0)
+    if critic.lam > 1:
+        raise ValueError(f"recipe.critic.lam must be at most 1, got {critic.lam}")
+    if critic.clip is not None and not critic.clip > 0:
+        raise ValueError(f"recipe.critic.clip must be positive or None, got {critic.clip}")
+
+
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
     """One run. Raises ValueError, naming the fields, on what can't work together.
@@ -248,9 +281,25 @@ class RunConfig:
     def __post_init__(self):
         self.actor.check("actor")
         self.critic.check("critic")
-        if self.seed < 0:
-            raise ValueError(f"seed must not be negative, got {self.seed}")
-        self.rows_for(1)
+        if self.critic.head_std is not None and not 0 <= self.critic.head_std < math.inf:
+            raise ValueError(
+                f"critic.head_std must be None or a finite number from 0 on, got "
+                f"{self.critic.head_std}"
+            )
+        _check_recipe(self.recipe)
+        if self.model.vocab_size < TOKENIZER.vocab_size:
+            raise ValueError(
+                f"model.vocab_size must be at least {TOKENIZER.vocab_size}, the tokens of the "
+                f"task, got {self.model.vocab_size}"
+            )
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be in 0..{2**32 - 1}, got {self.seed}")
+        if self.train.pack_tokens < self.longest:
+            raise ValueError(
+                f"train.pack_tokens ({self.train.pack_tokens}) must hold the longest prompt "
+                f"({self.task.max_prompt_tokens} tokens, from task.max_steps) plus "
+                f"rollout.max_response_tokens ({self.rollout.max_response_tokens})"
+            )
         if self.batch_responses % self.train.minibatches:
             raise ValueError(
                 f"train.minibatches ({self.train.minibatches}) must divide the "
@@ -262,10 +311,16 @@ class RunConfig:
                 f"train.micro_rows ({self.train.micro_rows}) must be a multiple of mesh.data x "
                 f"mesh.fsdp ({self.mesh.row_shards})"
             )
-        for name in ("candidates", "batch_prompts"):
-            section = self.scheduler if name == "candidates" else self.train
-            if getattr(section, name) > self.task.num_train:
+        for section, name in (("scheduler", "candidates"), ("train", "batch_prompts")):
+            value = getattr(getattr(self, section), name)
+            if value > self.task.num_train:
                 raise ValueError(
-                    f"{name} ({getattr(section, name)}) exceeds task.num_train "
+                    f"{section}.{name} ({value}) must not exceed task.num_train "
                     f"({self.task.num_train})"
                 )
+        if self.scheduler.candidates * self.scheduler.max_rounds < self.train.batch_prompts:
+            raise ValueError(
+                f"scheduler.candidates ({self.scheduler.candidates}) x scheduler.max_rounds "
+                f"({self.scheduler.max_rounds}) can't fill train.batch_prompts "
+                f"({self.train.batch_prompts}); raise one of the two"
+            )

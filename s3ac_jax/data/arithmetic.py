@@ -144,14 +144,25 @@ def prompt_tokens(problems: Problems) -> tuple[np.ndarray, np.ndarray]:
     return tokens, lengths.astype(np.int32)
 
 
+def quit_rates(num_steps: np.ndarray, *, slope: float, most: float) -> np.ndarray:
+    """How often a hasty writer gives up after a step, [P]: min(most, slope (n - 1)).
+
+    The longer the problem looks, the sooner he guesses; so difficulty can be read off the prompt
+    and V(s_0) has something to find.
+    Source: ours: at a constant rate the best possible critic explains 0.44 of the variance of
+    the base policy's outcomes, at this one 0.59 (computed from the process).
+    """
+    return np.minimum(most, slope * (num_steps - 1))
+
+
 def demonstrations(
-    problems: Problems, rng: np.random.Generator, *, quit_rate: float
+    problems: Problems, rng: np.random.Generator, *, quit_rate: np.ndarray | float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Responses to learn from, [P, 4N + 3] right-padded, and their lengths [P].
 
-    After each step but the last, the writer quits with probability `quit_rate` and guesses the
-    answer; 0 is the careful habit, every step written out. So a hasty writer completes n steps
-    with probability (1 - quit_rate)^(n - 1): good at short problems, bad at long ones.
+    After each step but the last, the writer quits with probability `quit_rate` (one number or
+    [P]) and guesses the answer; 0 is the careful habit, every step written out. So a hasty
+    writer completes n steps with probability (1 - quit_rate)^(n - 1).
     Source: ours: the coverage problem of S3AC (2610.35518) in miniature.
     """
     rows, max_steps = problems.moves.shape
@@ -161,7 +172,7 @@ def demonstrations(
     tokens[:, 1:-3:4] = _DIGIT + operand
     tokens[:, 2:-3:4] = _EQUALS
     tokens[:, 3:-3:4] = _DIGIT + problems.running()[:, 1:]
-    quits = rng.random((rows, max_steps)) < quit_rate
+    quits = rng.random((rows, max_steps)) < np.reshape(quit_rate, (-1, 1))
     first = np.where(quits.any(axis=1), quits.argmax(axis=1) + 1, max_steps + 1)
     written = np.minimum(first, problems.num_steps)
     guess = rng.integers(10, size=rows)

@@ -26,7 +26,7 @@ from s3ac_jax.train.tick import pack_batches
 
 
 def demonstration_batch(
-    problems: arithmetic.Problems, rng: np.random.Generator, *, quit_rate: float
+    problems: arithmetic.Problems, rng: np.random.Generator, *, quit_rate: np.ndarray | float
 ) -> Scored:
     """Demonstrations in the shape of a rollout, so that the packing is shared. Source: ours."""
     prompt_tokens, num_prompt = arithmetic.prompt_tokens(problems)
@@ -81,10 +81,11 @@ def train_policies(
     start: PyTree = None
     done = 0
     phases = (
-        (sft.careful_steps, sft.careful_lr, 0.0, {sft.early_step: "early", sft.careful_steps: "middle"}),
-        (sft.hasty_steps, sft.hasty_lr, sft.quit_rate, {sft.hasty_steps: "late"}),
+        (sft.careful_steps, sft.careful_lr, 0.0,
+         {sft.early_step: "early", sft.careful_steps: "middle"}),
+        (sft.hasty_steps, sft.hasty_lr, sft.quit_most, {sft.hasty_steps: "late"}),
     )
-    for num_steps, lr, quit_rate, kept in phases:
+    for num_steps, lr, quit_most, kept in phases:
         role = _phase(config, parts, num_steps, lr)
         learner = fresh_learner(role, parts.mesh, jax.random.key(config.seed), start=start)
         step = make_sft_step(role, micro_rows=config.train.micro_rows)
@@ -92,7 +93,10 @@ def train_policies(
             problems = arithmetic.draw_training_problems(
                 rng, sft.batch_responses, max_steps=config.task.max_steps
             )
-            scored = demonstration_batch(problems, rng, quit_rate=quit_rate)
+            rates = arithmetic.quit_rates(
+                problems.num_steps, slope=sft.quit_slope, most=quit_most
+            )
+            scored = demonstration_batch(problems, rng, quit_rate=rates)
             (packed,) = pack_batches(parts, scored, np.arange(len(problems)), 1)
             learner, report = step(learner, packed)
             done += 1

@@ -29,12 +29,11 @@ def coverage_rollouts(
     """
     config, split = parts.config, parts.train
     parts_scored, rates = [], {}
-    for number, (name, params) in enumerate(policies.items()):
+    for number, (name, wanted) in enumerate(config.value_pretraining.prompts.items()):
         policy_key = jax.random.fold_in(key, number)
         order = jax.random.permutation(policy_key, len(split.prompts))
-        wanted = config.value_pretraining.prompts_per_policy
         index = np.resize(np.asarray(order), wanted)
-        parts.rollout.update_weights(params, number)
+        parts.rollout.update_weights(policies[name], number)
         sampling = make_sampling(
             jax.random.fold_in(policy_key, 1), wanted, temperature=config.rollout.temperature,
             max_tokens=config.rollout.max_response_tokens,

@@ -1,0 +1,81 @@
+"""S3AC on a decoder of 0.1 M parameters and chains of arithmetic: the whole method on a laptop.
+
+What: the policy that ships with the package, or one trained here (sft.embedded=False), solves
+chains of up to 8 operations; the critic is pretrained on policies of three strengths; then 100
+ticks of 256 responses.
+Source: S3AC (2610.35518) for the method and its constants; the sizes are ours, chosen so that a
+tick takes seconds on two CPU cores.
+Expected: not measured yet.
+Command:
+
+  python launch/train.py --config=configs/tiny.py:s3ac_single --workdir=runs/tiny
+
+Presets: s3ac_single (one response per prompt, the default), s3ac_group (16 per prompt).
+"""
+
+import dataclasses
+
+from ml_collections import config_dict
+
+from s3ac_jax.algos.recipe import RECIPES
+from s3ac_jax.config.boundary import ConfigError
+from s3ac_jax.config.run import SftConfig, ValuePretrainingConfig
+from s3ac_jax.data.arithmetic import TOKENIZER
+from s3ac_jax.models.spec import DecoderSpec
+from s3ac_jax.parallel.mesh import MeshSpec
+
+ACTOR_LR = 3e-4
+
+
+def get_config(arg: str = "s3ac_single") -> config_dict.ConfigDict:
+    if arg not in RECIPES:
+        raise ConfigError(f"configs/tiny.py has no preset {arg!r}; known: {', '.join(RECIPES)}")
+    recipe = RECIPES[arg]
+    model = DecoderSpec(
+        vocab_size=TOKENIZER.vocab_size,
+        hidden_size=64,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        intermediate_size=192,
+        init_std=0.125,
+        onehot_embedding=True,
+    )
+    adam = {"weight_decay": 0.0, "b1": 0.9, "b2": 0.999, "warmup_steps": 0}
+    return config_dict.ConfigDict(
+        {
+            "name": "tiny",
+            "seed": 0,
+            "task": {"max_steps": 8, "num_train": 4096, "num_held_out": 512, "seed": 0},
+            "model": dataclasses.asdict(model),
+            "recipe": {"name": arg, **dataclasses.asdict(recipe)},
+            "rollout": {
+                "slots": 128,
+                "max_response_tokens": 40,
+                "steps_per_dispatch": 8,
+                "insert_batch": 32,
+                "temperature": 1.0,
+            },
+            "sft": dataclasses.asdict(SftConfig()),
+            "value_pretraining": dataclasses.asdict(ValuePretrainingConfig()),
+            "actor": {"lr": ACTOR_LR, "clip": 1.0, **adam},
+            "critic": {
+                "lr": 5 * ACTOR_LR,
+                "clip": 10.0,
+                **adam,
+                "head_std": config_dict.placeholder(float),  # None: 1 / (hidden_size + 1)
+                "freeze_attention": True,
+            },
+            "train": {
+                "num_ticks": 100,
+                "batch_prompts": 256 // recipe.responses_per_prompt,
+                "pack_tokens": 128,
+                "micro_rows": 8,
+                "minibatches": 1,
+            },
+            "scheduler": {"candidates": 512, "max_rounds": 8},
+            "cadence": {"evaluate_every": 5, "save_every": 10, "keep_checkpoints": 2},
+            "mesh": dataclasses.asdict(MeshSpec()),
+        }
+    )

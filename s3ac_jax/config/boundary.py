@@ -1,0 +1,198 @@
+"""The boundary: a ConfigDict becomes a RunConfig, or one line that says what is wrong with it."""
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ml_collections.config_dict import ConfigDict, RequiredValueError
+
+from s3ac_jax.algos.recipe import RECIPES, Recipe
+from s3ac_jax.config.run import RunConfig
+
+# What a resumed run may change: how long it goes on and what it looks at, never what it computes.
+FREE_KEYS: set[str] = {
+    "cadence.evaluate_every",
+    "cadence.keep_checkpoints",
+    "cadence.save_every",
+    "train.num_ticks",
+}
+
+_NAMES = {bool: "a bool", float: "a float", int: "an int", str: "a str"}
+
+
+class ConfigError(Exception):
+    """A config that can't be run; the message is one line for the user.
+
+    Source: ours: a typo costs a second and says where it is.
+    """
+
+
+def from_config_dict(cd: ConfigDict) -> RunConfig:
+    """The validated run that `cd` describes. Fields with a default may be left out.
+
+    recipe: {"name": one of RECIPES, column: {field: value}, "responses_per_prompt": n}; what it
+    leaves out is as in the named recipe.
+
+    Raises ConfigError: unknown or missing key, wrong type, impossible combination.
+    Source: ours: behind this line a config is frozen, typed and whole.
+    """
+    return _section(RunConfig, cd, "")
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """Every number of the run as JSON: dicts, lists, text, numbers, None.
+
+    Columns of the recipe carry their "class": two guards may share the names of their fields.
+
+    Source: ours: what config.json keeps and a resumed run is compared with.
+    """
+    resolved = _plain(config)
+    for column, node in resolved["recipe"].items():
+        if isinstance(node, dict):
+            kind = type(getattr(config.recipe, column)).__name__
+            resolved["recipe"][column] = {"class": kind, **node}
+    return resolved
+
+
+def closest(name: object, known: Iterable[object]) -> str:
+    """The end of a sentence on an unknown name: a likely spelling, or all that are known.
+
+    Source: ours: one line has to say what to do.
+    """
+    names = list(map(str, known))
+    close = difflib.get_close_matches(str(name), names, 1, 0.6)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(names) or 'none'}"
+
+
+def _section(cls: type, node: Any, where: str, base: Any = None) -> Any:
+    """A `cls` from the keys of `node`; base: the instance that gives the keys left out."""
+    if not isinstance(node, ConfigDict | Mapping):
+        raise ConfigError(f"{where or 'the config'} must be a section with keys, {_got(node)}")
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    if unknown := [key for key in node if key not in fields]:
+        name = _join(where, unknown[0])
+        raise ConfigError(f"unknown key {name}; {closest(unknown[0], fields)}")
+    missing = [
+        _join(where, name)
+        for name, field in fields.items()
+        if name not in node
+        and base is None
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigError(f"missing from the config file: {', '.join(missing)}")
+    hints = typing.get_type_hints(cls)
+    values = {name: _field(hints[name], node, name, where) for name in fields if name in node}
+    return _made(cls if base is None else base, values, where)
+
+
+def _made(what: Any, values: dict[str, Any], where: str) -> Any:
+    """An instance of the class, or a copy of the instance, `what` with these fields."""
+    try:
+        return what(**values) if isinstance(what, type) else dataclasses.replace(what, **values)
+    except ValueError as error:
+        message = str(error)
+        raise ConfigError(message if where in message else f"{where}: {message}") from error
+
+
+def _recipe(node: Any, where: str) -> Recipe:
+    if not isinstance(node, ConfigDict | Mapping):
+        raise ConfigError(f"{where} must be a section with keys, {_got(node)}")
+    hints = typing.get_type_hints(Recipe)
+    if unknown := [key for key in node if key not in ("name", *hints)]:
+        name = _join(where, unknown[0])
+        raise ConfigError(f"unknown key {name}; {closest(unknown[0], ('name', *hints))}")
+    if "name" not in node:
+        raise ConfigError(f"missing from the config file: {where}.name, {_one_of(RECIPES)}")
+    name = _field(str, node, "name", where)
+    if name not in RECIPES:
+        raise ConfigError(f"{where}.name must be {_one_of(RECIPES)}, {_got(name)}")
+    base, values = RECIPES[name], {}
+    for column in (key for key in hints if key in node):
+        part, path = getattr(base, column), _join(where, column)
+        given = _get(node, column, where)
+        if given is None and type(None) in typing.get_args(hints[column]):
+            values[column] = None
+        elif part is None:
+            raise ConfigError(f"{path} must be None, {_got(given)}: recipe {name} has no {column}")
+        elif dataclasses.is_dataclass(part):
+            values[column] = _section(type(part), given, path, part)
+        else:
+            values[column] = _value(hints[column], given, path)
+    return _made(base, values, where)
+
+
+def _get(node: Any, name: str, where: str) -> Any:
+    try:
+        return node[name]
+    except RequiredValueError as error:
+        path = _join(where, name)
+        raise ConfigError(f"{path} has no value; set it: --config.{path}=...") from error
+
+
+def _field(hint: Any, node: Any, name: str, where: str) -> Any:
+    return _value(hint, _get(node, name, where), _join(where, name))
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    """`value` as what the annotation `hint` asks for; ConfigError if it is something else."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        if value is None and type(None) in typing.get_args(hint):
+            return None
+        (inner,) = (one for one in typing.get_args(hint) if one is not type(None))
+    else:
+        inner = hint
+    if inner is Recipe:
+        return _recipe(value, where)
+    if dataclasses.is_dataclass(inner):
+        return _section(inner, value, where)
+    args = typing.get_args(inner)
+    if typing.get_origin(inner) is tuple and isinstance(value, tuple | list):
+        each = args[:1] * len(value) if args[1:] == (...,) else args
+        if len(each) == len(value):
+            pairs = zip(each, value, strict=True)
+            return tuple(_value(one, item, f"{where}[{n}]") for n, (one, item) in enumerate(pairs))
+    elif typing.get_origin(inner) is typing.Literal:
+        # `in` alone would take True for 1.
+        if any(value == one and type(value) is type(one) for one in args):
+            return value
+    elif inner is float and isinstance(value, float | int) and not isinstance(value, bool):
+        if not math.isnan(value):  # not equal to itself: no resume would match
+            return float(value)
+        raise ConfigError(f"{where} must be a number, got nan")
+    elif inner in (bool, int, str) and type(value) is inner:  # a bool is no int here
+        return value
+    raise ConfigError(f"{where} must be {_expected(hint)}, {_got(value)}")
+
+
+def _expected(hint: Any) -> str:
+    args = typing.get_args(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join("None" if one is type(None) else _expected(one) for one in args)
+    if typing.get_origin(hint) is typing.Literal:
+        return _one_of(args)
+    return _NAMES.get(hint, str(hint))
+
+
+def _one_of(names: Iterable[object]) -> str:
+    return " or ".join(map(repr, names))
+
+
+def _got(value: Any) -> str:
+    shown = "a section" if isinstance(value, ConfigDict | Mapping) else repr(value)[:60]
+    return "got None" if value is None else f"got {shown} ({type(value).__name__})"
+
+
+def _join(where: str, name: object) -> str:
+    return f"{where}.{name}" if where else str(name)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
+    return [_plain(one) for one in value] if isinstance(value, tuple | list) else value

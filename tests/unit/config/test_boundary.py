@@ -1,0 +1,306 @@
+"""ConfigDict to RunConfig and back to JSON: what is wrong is said in one line."""
+
+import dataclasses
+import importlib.util
+import json
+import math
+import typing
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from ml_collections.config_dict import ConfigDict, placeholder, required_placeholder
+
+from s3ac_jax.algos.recipe import RECIPES
+from s3ac_jax.config import boundary
+from s3ac_jax.config.boundary import FREE_KEYS, ConfigError, from_config_dict, to_dict
+from s3ac_jax.io.workdir import Workdir, WorkdirError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "configs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TINY = load("tiny")
+
+
+def flat(node, prefix=""):
+    """Returns {dotted name: value} of nested dicts."""
+    found = {}
+    for key, value in node.items():
+        inner = flat(value, f"{prefix}{key}.") if isinstance(value, dict) else None
+        found |= {prefix + key: value} if inner is None else inner
+    return found
+
+
+def refused(cd):
+    with pytest.raises(ConfigError) as caught:
+        from_config_dict(cd)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def changed(dotted, value, preset="s3ac_single"):
+    """Returns the tiny config, as a config file could have made it, with one value changed."""
+    # Through a dict: an assignment to a ConfigDict would turn True into 1.0 beside a float.
+    tree = TINY.get_config(preset).to_dict()
+    *path, last = dotted.split(".")
+    node = tree
+    for key in path:
+        node = node[key]
+    node[last] = value
+    return ConfigDict(tree)
+
+
+@pytest.mark.parametrize("preset", sorted(RECIPES))
+def test_presets_are_the_recipes(preset):
+    config = from_config_dict(TINY.get_config(preset))
+    assert config.recipe == RECIPES[preset]
+    assert config.batch_responses == 256
+    assert config.critic.lr == pytest.approx(5 * config.actor.lr)
+
+
+def test_the_default_preset():
+    assert TINY.get_config() == TINY.get_config("s3ac_single")
+
+
+@pytest.mark.parametrize("preset", sorted(RECIPES))
+def test_every_number_is_spelled_out(preset):
+    cd = TINY.get_config(preset)
+    resolved = flat(to_dict(from_config_dict(cd)))
+    spelled = flat(cd.to_dict())
+    assert spelled.pop("recipe.name") == preset
+    assert {k: v for k, v in resolved.items() if not k.endswith(".class")} == {
+        k: v for k, v in spelled.items() if v != {}
+    }
+
+
+def test_resolved_config_is_json_and_names_the_classes():
+    resolved = to_dict(from_config_dict(TINY.get_config()))
+    assert json.loads(json.dumps(resolved)) == resolved
+    recipe = resolved["recipe"]
+    assert {k: v["class"] for k, v in recipe.items() if isinstance(v, dict)} == {
+        "select": "Daps",
+        "keep": "KeepAll",
+        "advantage": "LengthAdaptiveGae",
+        "surrogate": "Cispo",
+        "guard": "MismatchGuard",
+        "critic": "CriticSpec",
+    }
+    assert recipe["guard"]["denominator"] == "kept"
+    assert recipe["entropy"] is None
+
+
+def test_a_resumed_run_may_change_the_free_keys_alone(tmp_path):
+    def claim(cd):
+        workdir = Workdir(tmp_path)
+        try:
+            workdir.claim(to_dict(from_config_dict(cd)), FREE_KEYS)
+        finally:
+            workdir.close()
+
+    claim(TINY.get_config())
+    assert flat(to_dict(from_config_dict(TINY.get_config()))).keys() >= FREE_KEYS
+    for key in sorted(FREE_KEYS):
+        claim(changed(key, 7))
+    with pytest.raises(WorkdirError, match=r"actor\.lr was 0\.0003, now 0\.5"):
+        claim(changed("actor.lr", 0.5))
+    with pytest.raises(WorkdirError, match=r"recipe\.responses_per_prompt was 1, now 16"):
+        claim(changed("recipe", {"name": "s3ac_group"}))
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value", "message"),
+    [
+        ("critic.lrr", 1.0, "unknown key critic.lrr; did you mean lr?"),
+        ("sede", 1, "unknown key sede; did you mean seed?"),
+        ("recipe.guard.vetto", 1.0, "unknown key recipe.guard.vetto; did you mean veto?"),
+        ("recipe.gard", {}, "unknown key recipe.gard; did you mean guard?"),
+        ("cadence.q", 1, "unknown key cadence.q; known: evaluate_every, save_every, "
+         "keep_checkpoints"),
+        ("critic.lr", "abc", "critic.lr must be a float, got 'abc' (str)"),
+        ("critic.lr", True, "critic.lr must be a float, got True (bool)"),
+        ("critic.lr", None, "critic.lr must be a float, got None"),
+        ("critic.lr", math.nan, "critic.lr must be a number, got nan"),
+        ("critic.head_std", "wide", "critic.head_std must be a float or None, got 'wide' (str)"),
+        ("seed", 1.0, "seed must be an int, got 1.0 (float)"),
+        ("seed", False, "seed must be an int, got False (bool)"),
+        ("seed", 2**32, "seed must be in 0..4294967295, got 4294967296"),
+        ("model.remat", 1, "model.remat must be a bool, got 1 (int)"),
+        ("name", 3, "name must be a str, got 3 (int)"),
+        ("name", {}, "name must be a str, got a section (ConfigDict)"),
+        ("name", "x" * 99, None),
+        ("seed", "x" * 99, "seed must be an int, got '" + "x" * 59 + " (str)"),
+        ("model.dtype", "float16",
+         "model.dtype must be 'float32' or 'bfloat16', got 'float16' (str)"),
+        ("train", 3, "train must be a section with keys, got 3 (int)"),
+        ("recipe", "s3ac", "recipe must be a section with keys, got 's3ac' (str)"),
+        ("recipe.name", "s3ac", "recipe.name must be 's3ac_single' or 's3ac_group', got 's3ac' "
+         "(str)"),
+        ("recipe.name", 3, "recipe.name must be a str, got 3 (int)"),
+        ("recipe.entropy", {"rate": 0.1},
+         "recipe.entropy must be None, got a section (ConfigDict): recipe s3ac_single has no "
+         "entropy"),
+        ("recipe.guard", None, "recipe.guard must be a section with keys, got None"),
+        ("recipe.guard.denominator", "some",
+         "recipe.guard.denominator must be 'kept' or 'all', got 'some' (str)"),
+        ("recipe.critic.clip", None, None),
+        ("train.minibatches", 3, "train.minibatches (3) must divide the 256 responses of a tick "
+         "(train.batch_prompts x recipe.responses_per_prompt)"),
+        ("train.pack_tokens", 32, "train.pack_tokens (32) must hold the longest prompt (18 "
+         "tokens, from task.max_steps) plus rollout.max_response_tokens (40)"),
+        ("train.batch_prompts", 8192,
+         "train.batch_prompts (8192) must not exceed task.num_train (4096)"),
+        ("scheduler.candidates", 8192,
+         "scheduler.candidates (8192) must not exceed task.num_train (4096)"),
+        ("scheduler.candidates", 8, "scheduler.candidates (8) x scheduler.max_rounds (8) can't "
+         "fill train.batch_prompts (256); raise one of the two"),
+        ("mesh.fsdp", 3, "train.micro_rows (8) must be a multiple of mesh.data x mesh.fsdp (3)"),
+        ("model.num_kv_heads", 3,
+         "model.num_heads (4) must be a multiple of model.num_kv_heads (3)"),
+        ("model.vocab_size", 16,
+         "model.vocab_size must be at least 17, the tokens of the task, got 16"),
+        ("critic.b2", 1.0, "critic.b2 must be below 1, got 1.0"),
+        ("actor.lr", math.inf, "actor.lr must be positive and finite, got inf"),
+        ("rollout.temperature", 0, "rollout.temperature must be positive and finite, got 0.0"),
+        ("recipe.responses_per_prompt", 0, "recipe.responses_per_prompt must be at least 1, got 0"),
+        ("recipe.critic.lam", 1.5, "recipe.critic.lam must be at most 1, got 1.5"),
+        ("recipe.critic.clip", 0.0, "recipe.critic.clip must be positive or None, got 0.0"),
+    ],
+)  # fmt: skip
+def test_one_line_per_mistake(dotted, value, message):
+    cd = changed(dotted, value)
+    if message is None:
+        from_config_dict(cd)
+    else:
+        assert refused(cd) == message
+
+
+def test_missing_keys_are_named_and_defaults_fill_in():
+    cd = TINY.get_config()
+    del cd.rollout["slots"], cd.rollout["max_response_tokens"], cd.rollout["insert_batch"]
+    assert refused(cd) == (
+        "missing from the config file: rollout.slots, rollout.max_response_tokens"
+    )
+    cd = TINY.get_config()
+    del cd["mesh"], cd["seed"]
+    assert refused(cd) == "missing from the config file: seed, mesh"
+    cd = TINY.get_config()
+    del cd.recipe["name"]
+    assert refused(cd) == (
+        "missing from the config file: recipe.name, 's3ac_single' or 's3ac_group'"
+    )
+
+
+def test_a_placeholder_without_its_value():
+    cd = changed("critic.head_std", placeholder(float))
+    assert from_config_dict(cd).critic.head_std is None
+    cd = changed("train.num_ticks", required_placeholder(int))
+    assert refused(cd) == "train.num_ticks has no value; set it: --config.train.num_ticks=..."
+
+
+def test_a_recipe_keeps_what_the_config_leaves_out():
+    cd = changed("recipe", {"name": "s3ac_group", "guard": {"veto": 9}, "critic": {"clip": None}})
+    recipe = from_config_dict(cd).recipe
+    base = RECIPES["s3ac_group"]
+    assert recipe == dataclasses.replace(
+        base,
+        guard=dataclasses.replace(base.guard, veto=9.0),
+        critic=dataclasses.replace(base.critic, clip=None),
+    )
+    assert type(recipe.guard.veto) is float
+
+
+def test_ints_become_floats_where_floats_are_asked_for():
+    value = from_config_dict(changed("actor.clip", 2)).actor.clip
+    assert value == 2.0
+    assert type(value) is float
+
+
+def numbers():
+    names = flat(TINY.get_config().to_dict())
+    return sorted(k for k, v in names.items() if isinstance(v, int | float) or v is None)
+
+
+@pytest.mark.parametrize("dotted", numbers())
+def test_extreme_numbers_are_taken_or_refused_in_one_line(dotted):
+    for value in (0, -1, 1, 10**9, 0.0, -1.0, 1e30, math.inf, -math.inf, math.nan, None, ""):
+        try:
+            from_config_dict(changed(dotted, value))
+        except ConfigError as error:
+            message = str(error)
+            assert "\n" not in message
+            # The line names the culprit.
+            assert dotted.rsplit(".", 1)[-1] in message
+
+
+@dataclasses.dataclass(frozen=True)
+class Hints:
+    pair: tuple[int, float] = (1, 2.0)
+    many: tuple[int, ...] = ()
+    either: Literal[1, "one"] = 1
+    list_or_none: tuple[str, ...] | None = None
+
+    def __post_init__(self):
+        if self.pair[0] < 0:
+            raise ValueError("pair must not be negative")
+
+
+def read(**values):
+    return boundary._section(Hints, values, "hints")
+
+
+def test_tuples_and_literals():
+    assert read(pair=[3, 4], many=(5,), either="one", list_or_none=["a"]) == Hints(
+        (3, 4.0), (5,), "one", ("a",)
+    )
+    assert read(list_or_none=None).list_or_none is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("pair", (1,), "hints.pair must be tuple[int, float], got (1,) (tuple)"),
+        ("pair", (1, "x"), "hints.pair[1] must be a float, got 'x' (str)"),
+        ("pair", (-1, 0.0), "hints: pair must not be negative"),
+        ("many", 3, "hints.many must be tuple[int, ...], got 3 (int)"),
+        ("many", [1, 2.5], "hints.many[1] must be an int, got 2.5 (float)"),
+        ("either", True, "hints.either must be 1 or 'one', got True (bool)"),
+        ("list_or_none", "ab",
+         "hints.list_or_none must be tuple[str, ...] or None, got 'ab' (str)"),
+    ],
+)  # fmt: skip
+def test_tuples_and_literals_that_do_not_fit(name, value, message):
+    with pytest.raises(ConfigError) as caught:
+        read(**{name: value})
+    assert str(caught.value) == message
+
+
+def test_every_hint_of_a_run_is_understood():
+    """A field of a type that the boundary can't read would refuse every value."""
+
+    def kinds(cls):
+        for hint in typing.get_type_hints(cls).values():
+            yield from kinds(hint) if dataclasses.is_dataclass(hint) else [hint]
+
+    from s3ac_jax.config.run import RunConfig
+
+    known = (bool, int, float, str)
+    for hint in kinds(RunConfig):
+        parts = typing.get_args(hint) or (hint,)
+        if typing.get_origin(hint) is not Literal:
+            assert all(
+                part in (*known, type(None), ...) or dataclasses.is_dataclass(part)
+                for part in parts
+            ), hint
+
+
+def test_a_config_dict_inside_is_read_like_a_dict():
+    cd = TINY.get_config()
+    assert from_config_dict(ConfigDict(cd.to_dict())) == from_config_dict(cd.lock())

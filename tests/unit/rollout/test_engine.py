@@ -1,0 +1,335 @@
+"""The slot engine: what it samples, what it reports, and what must not matter."""
+
+import dataclasses
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from s3ac_jax.core.types import Prompt
+from s3ac_jax.models.network import actor_network
+from s3ac_jax.models.token_logp import before, token_logp
+from s3ac_jax.rollout.engine import Engine, Sampling, sample
+from s3ac_jax.rollout.local import LocalRollout, make_sampling
+from tests.helpers import decoder_oracle, log_softmax_oracle, logp_oracle, random_params, tiny_spec
+
+SPEC = tiny_spec(num_layers=2)
+NETWORK = actor_network(SPEC)
+PROMPT_TOKENS, RESPONSE_TOKENS = 6, 10
+STOPS = (1, 5)
+
+
+def make_rollout(params, *, slots=4, steps=3, insert_batch=2, stops=STOPS, longest=RESPONSE_TOKENS):
+    engine = Engine(
+        NETWORK, slots=slots, cache_tokens=PROMPT_TOKENS + longest, steps_per_dispatch=steps,
+        stop_ids=stops,
+    )  # fmt: skip
+    room = LocalRollout(
+        engine, insert_batch=insert_batch, max_prompt_tokens=PROMPT_TOKENS,
+        max_response_tokens=longest,
+    )  # fmt: skip
+    room.update_weights(params, 7)
+    return room
+
+
+@pytest.fixture(scope="module")
+def params():
+    return random_params(NETWORK, 0, std=0.3)
+
+
+@pytest.fixture(scope="module")
+def room(params):
+    return make_rollout(params)
+
+
+def make_prompts(seed, rows):
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, PROMPT_TOKENS + 1, size=rows).astype(np.int32)
+    tokens = rng.integers(SPEC.vocab_size, size=(rows, PROMPT_TOKENS)).astype(np.int32)
+    # The padding holds tokens too: lengths alone say what is real.
+    return Prompt(np.arange(rows, dtype=np.int32), tokens, lengths)
+
+
+def settings(rows, *, seed=100, temperature=1.0, max_tokens=RESPONSE_TOKENS):
+    seeds = np.arange(seed, seed + rows, dtype=np.uint32)
+    each = np.broadcast_to(temperature, rows).astype(np.float32)
+    return Sampling(seeds, each, np.broadcast_to(max_tokens, rows).astype(np.int32))
+
+
+def take(tree, rows):
+    return jax.tree.map(lambda x: x[rows], tree)
+
+
+def responses(rollout):
+    return [row[:n].tolist() for row, n in zip(rollout.tokens, rollout.num_tokens, strict=True)]
+
+
+def full(rollout, n):
+    prompt = rollout.prompt
+    head = prompt.tokens[n, : prompt.num_tokens[n]]
+    return np.concatenate([head, rollout.tokens[n, : rollout.num_tokens[n]]])
+
+
+PROMPTS = make_prompts(1, 11)
+TEMPERATURES = np.tile([0.7, 1.0, 0.0], 4)[:11]
+
+
+@pytest.fixture(scope="module")
+def mixed(room):
+    return room.generate(PROMPTS, settings(11, temperature=TEMPERATURES))
+
+
+def test_logp_is_that_of_the_whole_sequence(mixed, params):
+    for n in range(11):
+        temperature = TEMPERATURES[n] or 1.0  # greedy reports the untempered one
+        start, length = PROMPTS.num_tokens[n], mixed.num_tokens[n]
+        want = logp_oracle(params, SPEC, full(mixed, n), temperature=temperature)[start - 1 :]
+        np.testing.assert_allclose(mixed.logp[n, :length], want, rtol=1e-5, atol=1e-5)
+    assert len(set(mixed.num_tokens.tolist())) > 2  # not all of one length
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_logp_is_what_the_trainer_reads(room, params, temperature):
+    rollout = room.generate(PROMPTS, settings(11, temperature=temperature))
+    width = PROMPT_TOKENS + RESPONSE_TOKENS
+    tokens, ids = np.zeros((2, 11, width), np.int32)
+    for n in range(11):
+        sequence = full(rollout, n)
+        tokens[n, : len(sequence)], ids[n, : len(sequence)] = sequence, 1
+
+    @jax.jit
+    def teacher(params):
+        model = NETWORK.bind(params)
+        hidden, _ = model(tokens, np.broadcast_to(np.arange(width), ids.shape), ids)
+        flat = before(hidden).reshape(-1, hidden.shape[-1])
+        logp, _ = token_logp(flat, model.head(), tokens.reshape(-1), temperature=temperature)
+        return logp.reshape(tokens.shape)
+
+    logp = teacher(params)
+    for n in range(11):
+        start, length = PROMPTS.num_tokens[n], rollout.num_tokens[n]
+        want = logp[n, start : start + length]
+        np.testing.assert_allclose(rollout.logp[n, :length], want, rtol=1e-5, atol=1e-5)
+
+
+def test_greedy_is_the_argmax_of_the_whole_sequence(mixed, params):
+    head = np.asarray(params["embed"], np.float64).T
+
+    def likeliest(sequence):
+        return int(np.argmax(decoder_oracle(params, SPEC, sequence)[1][-1] @ head))
+
+    for n in np.flatnonzero(TEMPERATURES == 0)[:2]:
+        sequence, start = full(mixed, n), PROMPTS.num_tokens[n]
+        for place in range(start, len(sequence)):
+            assert sequence[place] == likeliest(sequence[:place])
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"slots": 1, "steps": 1, "insert_batch": 1},
+        {"slots": 3, "steps": 64, "insert_batch": 8},
+        {"slots": 16, "steps": 4, "insert_batch": 3},
+    ],
+    ids=str,
+)
+def test_sizes_of_the_engine_do_not_matter(mixed, params, sizes):
+    same_rollout(
+        make_rollout(params, **sizes).generate(PROMPTS, settings(11, temperature=TEMPERATURES)),
+        mixed,
+    )
+
+
+def same_rollout(got, want):
+    assert responses(got) == responses(want)
+    np.testing.assert_array_equal(got.stopped, want.stopped)
+    np.testing.assert_allclose(got.logp, want.logp, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_order_and_company_do_not_matter(room, mixed, seed):
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(11)[: rng.integers(1, 12)]
+    sampling = settings(11, temperature=TEMPERATURES)
+    got = room.generate(take(PROMPTS, rows), take(sampling, rows))
+    same_rollout(got, take(mixed, rows))
+    np.testing.assert_array_equal(got.prompt.index, rows)
+
+
+def test_each_request_has_its_own_seed(room):
+    prompts = take(PROMPTS, np.zeros(8, int))
+    sampling = settings(8)
+    sampling.seed[4:] = sampling.seed[:4]
+    made = responses(room.generate(prompts, sampling))
+    assert made[:4] == made[4:]
+    assert len(set(map(tuple, made[:4]))) == 4
+    assert responses(room.generate(prompts, settings(8, seed=900))) != made
+
+
+def test_seeds_of_make_sampling():
+    make = lambda key: make_sampling(jax.random.key(key), 500, temperature=0.9, max_tokens=3)  # noqa: E731
+    first, again, other = make(0), make(0), make(1)
+    np.testing.assert_array_equal(first.seed, again.seed)
+    assert len(set(first.seed.tolist()) | set(other.seed.tolist())) > 990
+    assert first.seed.dtype == np.uint32
+    assert set(first.temperature.tolist()) == {np.float32(0.9)}
+    assert set(first.max_tokens.tolist()) == {3}
+
+
+def test_finish_reasons(room):
+    limits = np.tile([1, 2, 3, 5, 10], 8)
+    rollout = room.generate(make_prompts(2, 40), settings(40, max_tokens=limits))
+    stopped = rollout.stopped
+    for tokens, length, limit, stop in zip(
+        rollout.tokens, rollout.num_tokens, limits, stopped, strict=True
+    ):
+        assert 1 <= length <= limit
+        # A stop token ends the response and is its last; nothing else ends it but the limit.
+        assert not set(tokens[: length - 1].tolist()) & set(STOPS)
+        assert (tokens[length - 1] in STOPS) == stop
+        assert stop or length == limit
+        assert (tokens[length:] == 0).all()
+    assert (rollout.logp[np.arange(10) >= rollout.num_tokens[:, None]] == 0).all()
+    # Both happen, a stop at the very limit too: truncation is not read off the length.
+    at_limit = rollout.num_tokens == limits
+    assert (stopped & at_limit).any()
+    assert (~stopped).any()
+    assert (stopped & ~at_limit).any()
+    assert (rollout.version == 7).all()
+
+
+def test_all_stop_tokens_are_heard(room, params):
+    prompts, sampling = make_prompts(3, 40), settings(40)
+    rollout = room.generate(prompts, sampling)
+    assert set(STOPS) <= {row[-1] for row in responses(rollout)}
+    deaf = make_rollout(params, stops=(99,)).generate(prompts, sampling)
+    assert (deaf.num_tokens == RESPONSE_TOKENS).all()
+    assert not deaf.stopped.any()
+    # Up to the stop token the two are one response.
+    for short, long in zip(responses(rollout), responses(deaf), strict=True):
+        assert long[: len(short)] == short
+
+
+def test_samples_of_one_prompt_share_its_prefill(room, params, monkeypatch):
+    sharing = make_rollout(params, slots=6, insert_batch=4)
+    rows = np.array([2, 2, 2, 0, 0, 0, 2, 0])
+    prompts, sampling = take(PROMPTS, rows), settings(8)
+    alone = [room.generate(take(prompts, [n]), take(sampling, [n])) for n in range(8)]
+    shown, placed = [], []
+    prefill, insert = Engine.prefill, Engine.insert
+
+    def spied_prefill(self, params, tokens, lengths):
+        shown.append(tokens)
+        return prefill(self, params, tokens, lengths)
+
+    def spied_insert(self, prefix, state, rows, slots, sampling):
+        placed.append(rows[slots < self.slots])
+        return insert(self, prefix, state, rows, slots, sampling)
+
+    monkeypatch.setattr(Engine, "prefill", spied_prefill)
+    monkeypatch.setattr(Engine, "insert", spied_insert)
+    rollout = sharing.generate(prompts, sampling)
+    for n in range(8):
+        same_rollout(take(rollout, [n]), alone[n])
+    # The first call takes the four samples of the longer prompt and prefills it once.
+    longer = 2 if PROMPTS.num_tokens[2] > PROMPTS.num_tokens[0] else 0
+    assert placed[0].tolist() == [0, 0, 0, 0]
+    np.testing.assert_array_equal(shown[0], np.tile(PROMPTS.tokens[longer], (4, 1)))
+
+
+def test_the_longest_prompts_go_first(params, monkeypatch):
+    room = make_rollout(params, slots=2, insert_batch=1)
+    lengths, prefill = [], Engine.prefill
+
+    def spied(self, params, tokens, length):
+        lengths.append(int(length[0]))
+        return prefill(self, params, tokens, length)
+
+    monkeypatch.setattr(Engine, "prefill", spied)
+    room.generate(PROMPTS, settings(11))
+    assert lengths == sorted(PROMPTS.num_tokens.tolist(), reverse=True)
+
+
+def test_sampled_frequencies_are_the_softmax():
+    rng = np.random.default_rng(4)
+    logits = rng.normal(size=(1, 9)).astype(np.float32) * 1.5
+    count = 20000
+    many = jnp.broadcast_to(logits, (count, 9))
+    keys = jax.random.split(jax.random.key(5), count)
+    for temperature in (0.7, 1.0, 1.8):
+        tokens, logp = jax.jit(sample)(many, keys, jnp.full(count, temperature))
+        want = log_softmax_oracle(logits[0].astype(float) / temperature)
+        np.testing.assert_allclose(logp, want[tokens], rtol=1e-5, atol=1e-5)
+        counts = np.bincount(tokens, minlength=9)
+        chi2 = ((counts - count * np.exp(want)) ** 2 / (count * np.exp(want))).sum()
+        assert chi2 < 26.1  # 8 degrees of freedom: passed by 999 in 1000 right samplers
+
+
+def test_first_tokens_of_the_engine_follow_the_model(params):
+    # Through prefill, insert and decode: 600 requests of one prompt, one token each.
+    room = make_rollout(params, slots=100, insert_batch=100, steps=1)
+    rows = np.full(600, 4)
+    sampling = make_sampling(jax.random.key(6), 600, temperature=1.3, max_tokens=1)
+    rollout = room.generate(take(PROMPTS, rows), sampling)
+    assert (rollout.num_tokens == 1).all()
+    sequence = PROMPTS.tokens[4, : PROMPTS.num_tokens[4]]
+    ends = [np.append(sequence, token) for token in range(SPEC.vocab_size)]
+    want = np.exp([logp_oracle(params, SPEC, end, temperature=1.3)[-1] for end in ends])
+    np.testing.assert_allclose(want.sum(), 1.0, rtol=1e-6)
+    counts = np.bincount(rollout.tokens[:, 0], minlength=SPEC.vocab_size)
+    chi2 = ((counts - 600 * want) ** 2 / (600 * want)).sum()
+    assert chi2 < 39.3  # 16 degrees of freedom
+
+
+def test_new_weights_count_from_the_next_call(params):
+    room = make_rollout(params)
+    first = room.generate(PROMPTS, settings(11))
+    other = random_params(NETWORK, 99, std=0.3)
+    room.update_weights(other, 8)
+    second = room.generate(PROMPTS, settings(11))
+    assert (second.version == 8).all()
+    same_rollout(second, make_rollout(other).generate(PROMPTS, settings(11)))
+    assert responses(first) != responses(second)
+
+
+def test_nothing_compiles_after_the_first_call(params):
+    room = make_rollout(params, slots=5, insert_batch=3)
+    room.generate(make_prompts(5, 2), settings(2, max_tokens=2))
+    compiled = []
+
+    def listen(event, seconds, **_):
+        if "compile" in event and "cache" not in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    jax.jit(lambda x: x + 1.25)(np.ones(3))  # the listener does hear compilations
+    assert compiled
+    compiled.clear()
+    sizes = Engine.prefill._cache_size(), Engine.insert._cache_size(), Engine.generate._cache_size()
+    for seed, rows in enumerate((1, 5, 2, 13, 4)):
+        limits = np.random.default_rng(seed).integers(1, RESPONSE_TOKENS + 1, size=rows)
+        temperature = seed % 2
+        room.generate(
+            make_prompts(seed, rows),
+            settings(rows, max_tokens=limits, temperature=temperature),
+        )
+    assert compiled == []
+    after = Engine.prefill._cache_size(), Engine.insert._cache_size(), Engine.generate._cache_size()
+    assert after == sizes
+
+
+def test_messages(params):
+    room = make_rollout(params)
+    empty = LocalRollout(room.engine, insert_batch=1, max_prompt_tokens=6, max_response_tokens=10)
+    with pytest.raises(RuntimeError, match="call update_weights"):
+        empty.generate(PROMPTS, settings(11))
+    wide = dataclasses.replace(PROMPTS, tokens=np.zeros((11, 7), np.int32))
+    with pytest.raises(ValueError, match=r"padded to 7 tokens.*rollout.max_prompt_tokens = 6"):
+        room.generate(wide, settings(11))
+    for limit in (0, 11):
+        with pytest.raises(ValueError, match=r"max_tokens must be in 1..10.*max_response_tokens"):
+            room.generate(PROMPTS, settings(11, max_tokens=[limit] + [5] * 10))
+    with pytest.raises(ValueError, match=r"holds 16 tokens a slot; prompt \(7\) plus response"):
+        LocalRollout(room.engine, insert_batch=1, max_prompt_tokens=7, max_response_tokens=10)
