@@ -24,7 +24,7 @@ from s3ac_jax.data.arithmetic import TOKENIZER
 from s3ac_jax.models.spec import DecoderSpec
 from s3ac_jax.parallel.mesh import MeshSpec
 
-ACTOR_LR = 3e-4
+ACTOR_LR = 5e-5
 
 
 def get_config(arg: str = "s3ac_single") -> config_dict.ConfigDict:
@@ -72,7 +72,7 @@ def get_config(arg: str = "s3ac_single") -> config_dict.ConfigDict:
                 "batch_prompts": 256 // recipe.responses_per_prompt,
                 "pack_tokens": 128,
                 "micro_rows": 8,
-                "minibatches": 1,
+                "minibatches": 4,
             },
             "scheduler": {"candidates": 512, "max_rounds": 8},
             "cadence": {"evaluate_every": 5, "save_every": 10, "keep_checkpoints": 2},

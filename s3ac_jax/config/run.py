@@ -154,10 +154,10 @@ class ValuePretrainingConfig:
 
     early_prompts: int = 1024
     middle_prompts: int = 1024
-    late_prompts: int = 4096
+    late_prompts: int = 8192
     epochs: int = 2
-    batch_responses: int = 128
-    lr: float = 3e-3
+    batch_responses: int = 64
+    lr: float = 2e-3
     warmup_steps: int = 10
     diagnose_steps: int = 20
 

@@ -1,7 +1,7 @@
 """Metrics as a monoid: folded over micro-batches, steps and hosts, divided once at the end."""
 
 import math
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,6 @@ from jaxtyping import Array, Bool, Float
 
 from s3ac_jax.core import masked
 from s3ac_jax.core.types import record
-
-_M = TypeVar("_M")
 
 
 def _selected(x: Any, mask: Any) -> tuple[Array, Array]:
@@ -144,7 +142,7 @@ class Min:
         return math.nan if float(self.trough) == math.inf else float(self.trough)
 
 
-def merge(a: _M, b: _M) -> _M:
+def merge(a: Any, b: Any) -> Any:
     """Folds two metrics, or two (nested) dicts of them; a key on one side only is kept as it is.
 
     Raises TypeError when the two sides are of different kinds.
@@ -159,7 +157,7 @@ def merge(a: _M, b: _M) -> _M:
     return a.merge(b)
 
 
-def identity(metrics: _M) -> _M:
+def identity(metrics: Any) -> Any:
     """The neutral element for metrics of this structure: the first carry of a `lax` loop.
 
     Only the structure is read, so the result of `jax.eval_shape` will do.

@@ -110,7 +110,9 @@ def make_problems(seed: int, num_problems: int, *, max_steps: int, held_out: boo
             f"asked for {num_problems} problems of up to {max_steps} steps, but this split has "
             f"{num_problems - left} to give; ask for fewer or raise task.max_steps"
         )
-    merged = (np.concatenate(columns) for columns in zip(*map(dataclasses.astuple, rungs)))
+    merged = (
+        np.concatenate(columns) for columns in zip(*map(dataclasses.astuple, rungs), strict=True)
+    )
     return Problems(*merged)
 
 

@@ -14,7 +14,7 @@ import os
 import pathlib
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import jax
@@ -212,7 +212,7 @@ class Checkpoints:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> Generator[None]:
     """Keeps orbax's log lines off the terminal; errors still raise."""
     logger = logging.getLogger("absl")
     level = logger.level
@@ -259,7 +259,7 @@ def _crc(array: Any) -> int | None:
         array.is_fully_addressable or array.is_fully_replicated
     ):
         return None
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def _describe(shape: Any, dtype: Any) -> str:

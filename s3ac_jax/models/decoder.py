@@ -55,7 +55,10 @@ class Attention(nnx.Module):
         self.k = _normal(rngs, spec.init_std, (layers, width, kv, dim), kv_axes)
         self.v = _normal(rngs, spec.init_std, (layers, width, kv, dim), kv_axes)
         self.o = _normal(
-            rngs, spec.init_std, (layers, heads, dim, width), ("layers", "heads", "head_dim", "embed")
+            rngs,
+            spec.init_std,
+            (layers, heads, dim, width),
+            ("layers", "heads", "head_dim", "embed"),
         )
         if spec.qkv_bias:
             self.q_bias = _filled(0.0, (layers, heads, dim), ("layers", "heads", "head_dim"))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from s3ac_jax.core.types import PyTree
@@ -70,7 +70,9 @@ def make_mesh(spec: MeshSpec, devices: Sequence[jax.Device] | None = None) -> Me
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
-def spec_of(axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh) -> PartitionSpec:
+def spec_of(
+    axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh
+) -> PartitionSpec:
     """Where an array with these logical axes goes; an axis that does not divide is replicated.
 
     Raises ValueError when an axis has no rule, or two axes of one array want the same mesh axis.

@@ -7,8 +7,12 @@ import pathlib
 from typing import Any
 
 from tensorboardX import FileWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
+# Generated protobuf modules, whose classes no type checker sees.
+from tensorboardX.proto.event_pb2 import (
+    Event,  # pyrefly: ignore[missing-module-attribute]
+    SessionLog,  # pyrefly: ignore[missing-module-attribute]
+)
+from tensorboardX.proto.summary_pb2 import Summary  # pyrefly: ignore[missing-module-attribute]
 
 
 class MetricLog:
@@ -40,11 +44,11 @@ class MetricLog:
         """
         values = {name: float(value) for name, value in metrics.items()}
         line = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._file.write(json.dumps({"stage": stage, "tick": int(tick), **line}) + "\n")
+        self._file.write(json.dumps({"stage": stage, "tick": tick, **line}) + "\n")
         self._file.flush()
         # One event per tick (0.2 ms): SummaryWriter.add_scalar queues one per metric (9 ms).
         points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._writer(stage).add_summary(Summary(value=points), int(tick))
+        self._writer(stage).add_summary(Summary(value=points), tick)
 
     def rewind(self, stage: str, tick: int) -> None:
         """Drops lines of `stage` with tick >= `tick`: a resumed run writes them again.

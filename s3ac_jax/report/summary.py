@@ -153,7 +153,8 @@ def _accuracy(axes: Axes, metrics: Metrics, facts: dict[str, Any]) -> None:
         return
     axes.plot(ticks, values, color="black", linewidth=2.5, label="all", zorder=3)
     base, _ = _base_and_final(metrics, facts)
-    axes.axhline(base, color="black", linestyle="--", linewidth=1.2, label="base")
+    if base is not None:
+        axes.axhline(base, color="black", linestyle="--", linewidth=1.2, label="base")
     steps = _steps(metrics, "held_out/accuracy_steps_")
     for colour, n in zip(_sequential(len(steps)), steps, strict=True):
         xs, ys = _series(metrics, _ONLINE, f"held_out/accuracy_steps_{n}")

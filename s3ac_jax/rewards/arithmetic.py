@@ -1,4 +1,4 @@
-"""The verifier of the arithmetic ladder, on token ids: the answer decides, the steps are counted."""
+"""The verifier of the arithmetic ladder, on token ids: the answer decides, steps are counted."""
 
 import dataclasses
 
@@ -49,9 +49,7 @@ class ArithmeticVerifier:
     def count_steps(self, rollout: Rollout) -> StepCounts:
         """Steps required, written (up to the first `#`) and right, per response. Source: ours."""
         problems = self.problems.take(rollout.prompt.index)
-        careful, _ = arithmetic.demonstrations(
-            problems, np.random.default_rng(0), quit_rate=0.0
-        )
+        careful, _ = arithmetic.demonstrations(problems, np.random.default_rng(0), quit_rate=0.0)
         steps = problems.moves.shape[1]
         width = 4 * steps
         tokens = np.zeros((len(problems), width), np.int32)

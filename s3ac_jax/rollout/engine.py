@@ -31,7 +31,7 @@ class Sampling(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """Prefilled prompts: the cache of `tokens` [P, T] (right-padded), `lengths` [P] of them real."""
+    """Prefilled prompts, right-padded: their cache, `tokens` [P, T], `lengths` [P] of each real."""
 
     cache: KVCache
     tokens: Int[Array, "P T"]
@@ -186,6 +186,4 @@ class Engine:
             return (number < self.steps_per_dispatch) & state.active.any()
 
         _, state, block = jax.lax.while_loop(more, step, (0, state, block))
-        return state, block._replace(
-            tokens=block.tokens.T, logp=block.logp.T, valid=block.valid.T
-        )
+        return state, block._replace(tokens=block.tokens.T, logp=block.logp.T, valid=block.valid.T)

@@ -69,9 +69,7 @@ class LocalRollout:
             done = busy[block.finished[busy]]
             stopped[owner[done]] = block.stopped[done]
             owner[done] = -1
-        return Rollout(
-            prompt, tokens, made, logp, stopped, np.full(rows, self.version, np.int32)
-        )
+        return Rollout(prompt, tokens, made, logp, stopped, np.full(rows, self.version, np.int32))
 
     def _admit(self, prompt: Prompt, sampling: Sampling, waiting: np.ndarray, owner: np.ndarray):
         free = np.flatnonzero(owner < 0)
@@ -114,9 +112,7 @@ class LocalRollout:
             )
 
 
-def make_sampling(
-    key: jax.Array, rows: int, *, temperature: float, max_tokens: int
-) -> Sampling:
+def make_sampling(key: jax.Array, rows: int, *, temperature: float, max_tokens: int) -> Sampling:
     """Settings for `rows` requests, a seed for each drawn from `key`.
 
     Source: ours.

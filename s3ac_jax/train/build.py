@@ -93,14 +93,10 @@ def _split(config: RunConfig, *, held_out: bool) -> Split:
 
 def make_actor(config: RunConfig) -> Role:
     """The policy and its optimiser. Source: ours."""
-    return Role(
-        actor_network(config.model), make_optimizer(config.actor), config.actor.clip, None
-    )
+    return Role(actor_network(config.model), make_optimizer(config.actor), config.actor.clip, None)
 
 
-def make_critic(
-    config: RunConfig, *, tx: optax.GradientTransformation | None = None, **changes: Any
-) -> Role:
+def make_critic(config: RunConfig, **changes: Any) -> Role:
     """The critic and its optimiser, for `config.critic` with `changes` (head_std, clip, ...).
 
     Source: S3AC (2610.35518), stabilised critic.
@@ -108,7 +104,7 @@ def make_critic(
     critic = dataclasses.replace(config.critic, **changes)
     return Role(
         critic_network(config.model, head_std=critic.head_std),
-        tx or make_optimizer(critic),
+        make_optimizer(critic),
         critic.clip,
         freeze.frozen_in_critic if critic.freeze_attention else freeze.router,
     )

@@ -16,7 +16,9 @@ from s3ac_jax.core.types import Learner, PyTree
 from s3ac_jax.parallel import mesh as parallel
 
 
-def make_optimizer(config: OptimizerConfig, *, decay_steps: int = 0) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, *, decay_steps: int = 0
+) -> optax.GradientTransformation:
     """AdamW, clipping excluded (the step needs the norm anyway).
 
     decay_steps: cosine to 2 % of lr at that step, 0 for constant after the warm-up.
@@ -53,13 +55,14 @@ def learner_shardings(
     abstract: from `jax.eval_shape` over `make_learner`. axes: the network's logical axes.
     Source: ours: shapes first, shardings second, arrays last.
     """
-    held_axes, trainable_axes = _split_like(axes, abstract.frozen), _split_like(
-        axes, abstract.trainable
+    held_axes, trainable_axes = (
+        _split_like(axes, abstract.frozen),
+        _split_like(axes, abstract.trainable),
     )
     everywhere = parallel.replicated(mesh)
     trainable = parallel.shardings(trainable_axes, abstract.trainable, mesh)
     opt_state = optax.tree_map_params(
-        tx,
+        tx.init,
         lambda _, place: place,
         abstract.opt_state,
         trainable,

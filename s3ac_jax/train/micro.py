@@ -85,9 +85,7 @@ def per_token(
     one = jax.tree.map(lambda x: x[:micro_rows] if x.ndim >= 2 else x, batch)
     total = next(x.shape[0] for x in jax.tree.leaves(batch) if x.ndim >= 2)
     shapes = jax.eval_shape(read, one)
-    carry = jax.tree.map(
-        lambda s: jnp.zeros((total // micro_rows, *s.shape), s.dtype), shapes
-    )
+    carry = jax.tree.map(lambda s: jnp.zeros((total // micro_rows, *s.shape), s.dtype), shapes)
 
     def body(carry, micro, number):
         return jax.tree.map(lambda out, new: out.at[number].set(new), carry, read(micro))

@@ -34,7 +34,9 @@ def demonstration_batch(
     rows = len(problems)
     yes, index = np.ones(rows, bool), np.arange(rows, dtype=np.int32)
     logp = np.zeros(tokens.shape, np.float32)
-    rollout = Rollout(Prompt(index, prompt_tokens, num_prompt), tokens, num_tokens, logp, yes, index)
+    rollout = Rollout(
+        Prompt(index, prompt_tokens, num_prompt), tokens, num_tokens, logp, yes, index
+    )
     return Scored(rollout, np.ones(rows, np.float32), yes, yes)
 
 
@@ -81,8 +83,12 @@ def train_policies(
     start: PyTree = None
     done = 0
     phases = (
-        (sft.careful_steps, sft.careful_lr, 0.0,
-         {sft.early_step: "early", sft.careful_steps: "middle"}),
+        (
+            sft.careful_steps,
+            sft.careful_lr,
+            0.0,
+            {sft.early_step: "early", sft.careful_steps: "middle"},
+        ),
         (sft.hasty_steps, sft.hasty_lr, sft.quit_most, {sft.hasty_steps: "late"}),
     )
     for num_steps, lr, quit_most, kept in phases:
@@ -93,9 +99,7 @@ def train_policies(
             problems = arithmetic.draw_training_problems(
                 rng, sft.batch_responses, max_steps=config.task.max_steps
             )
-            rates = arithmetic.quit_rates(
-                problems.num_steps, slope=sft.quit_slope, most=quit_most
-            )
+            rates = arithmetic.quit_rates(problems.num_steps, slope=sft.quit_slope, most=quit_most)
             scored = demonstration_batch(problems, rng, quit_rate=rates)
             (packed,) = pack_batches(parts, scored, np.arange(len(problems)), 1)
             learner, report = step(learner, packed)

@@ -118,13 +118,17 @@ def make_prepare(
         for part in packed:
             rows = slice(start, start + part.tokens.shape[0])
             start += part.tokens.shape[0]
-            batches.append(
-                TrainBatch(
-                    part, logp_old[rows], values_old[rows], advantages[rows], returns[rows],
-                    weights[rows], recipe.guard.num_tokens(keep[rows], part.mask),
-                    jnp.sum(part.mask, dtype=jnp.float32),
-                )  # fmt: skip
+            batch = TrainBatch(
+                packed=part,
+                logp_old=logp_old[rows],
+                values_old=values_old[rows],
+                advantages=advantages[rows],
+                returns=returns[rows],
+                weights=weights[rows],
+                actor_tokens=recipe.guard.num_tokens(keep[rows], part.mask),
+                critic_tokens=jnp.sum(part.mask, dtype=jnp.float32),
             )
+            batches.append(batch)
         return batches, band, report
 
     return prepare
@@ -211,15 +215,15 @@ def make_actor_step(
         packed = batch.packed
         params = combine(trainable, frozen)
         logp, entropy = read_logp(actor, params, packed, temperature=temperature)
-        per_token = recipe.surrogate.token_loss(
-            logp, batch.logp_old, batch.advantages, packed.mask
-        )
+        per_token = recipe.surrogate.token_loss(logp, batch.logp_old, batch.advantages, packed.mask)
         weighted = batch.weights * per_token
         total = masked.total(weighted, packed.mask) / jnp.maximum(batch.actor_tokens, 1.0)
         low, high = recipe.surrogate.interval
         ratio = jnp.exp(jnp.where(packed.mask, logp - batch.logp_old, 0.0))
         return total, {
-            "policy_loss": Mean(jnp.sum(weighted), jnp.sum(packed.mask, dtype=jnp.float32)),
+            "policy_loss": Mean(
+                masked.total(weighted, packed.mask), jnp.sum(packed.mask, dtype=jnp.float32)
+            ),
             "entropy": Mean.of(entropy, packed.mask),
             "ratio_clipped": Mean.of((ratio < low) | (ratio > high), packed.mask),
         }

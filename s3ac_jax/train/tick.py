@@ -1,7 +1,7 @@
 """One tick, read top to bottom: select, rollout, reward, score, prepare, critic, actor."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,11 +10,12 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from s3ac_jax.core import metrics
-from s3ac_jax.core.metrics import Mean
-from s3ac_jax.core.types import Packed, Prompt, RunState, Scored
+from s3ac_jax.core.types import Packed, PyTree, RunState, Scored
 from s3ac_jax.data.packing import pack
 from s3ac_jax.rollout.local import make_sampling
+from s3ac_jax.scheduler.select import Draw
 from s3ac_jax.train.build import Parts, Split
+from s3ac_jax.train.health import check_finite
 from s3ac_jax.train.learner import params_of
 
 
@@ -28,7 +29,7 @@ class PhaseTimes:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Generator[None]:
         """Adds the time spent inside to `time/<name>`. Source: ours."""
         start = time.perf_counter()
         yield
@@ -36,9 +37,7 @@ class PhaseTimes:
         self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - start
 
 
-def pack_batches(
-    parts: Parts, scored: Scored, order: np.ndarray, num_batches: int
-) -> list[Packed]:
+def pack_batches(parts: Parts, scored: Scored, order: np.ndarray, num_batches: int) -> list[Packed]:
     """The responses in `order`, cut into optimiser batches of one static shape, on the mesh.
 
     Source: ours.
@@ -82,9 +81,7 @@ def run_tick(
         rollout = parts.rollout.generate(prompt, sampling)
     with times.phase("reward"):
         scored = parts.train.verifier.grade(rollout)
-        stats = parts.scheduler.record(
-            state.stats, index, scored.success, scored.valid, tick
-        )
+        stats = parts.scheduler.record(state.stats, index, scored.success, scored.valid, tick)
     with times.phase("score"):
         order = np.asarray(jax.random.permutation(shuffle_key, len(index)))
         order = order[_kept(parts, scored)[order]]
@@ -101,12 +98,23 @@ def run_tick(
                 critic, new = parts.critic_step(critic, batch)
                 critic_report = metrics.merge(critic_report, new)
         jax.block_until_ready(critic)
+        check_finite(
+            "critic",
+            parts.critic.network,
+            params_of(critic),
+            critic_report,
+            batches,
+            f"tick {tick}",
+        )
     with times.phase("actor"):
         actor, actor_report = state.actor, {}
         for batch in batches:
             actor, new = parts.actor_step(actor, batch)
             actor_report = metrics.merge(actor_report, new)
         jax.block_until_ready(actor)
+        check_finite(
+            "actor", parts.actor.network, params_of(actor), actor_report, batches, f"tick {tick}"
+        )
 
     after = RunState(actor, critic, stats, draw.cursor, band, np.int32(tick + 1))
     report |= {_named("critic", name): value for name, value in critic_report.items()}
@@ -141,14 +149,20 @@ def outcome_metrics(split: Split, scored: Scored) -> dict[str, float]:
         "response_tokens": float(rollout.num_tokens.mean()),
         "truncated": float(1 - rollout.stopped.mean()),
         "step_accuracy": float(steps.right.sum() / steps.required.sum()),
-        "worked_answers": float(np.mean(all_right[scored.success])) if scored.success.any() else 0.0,
+        "worked_answers": float(np.mean(all_right[scored.success]))
+        if scored.success.any()
+        else 0.0,
     }
     for level in np.unique(levels):
-        result[f"success/steps_{level}"] = float(scored.success[levels == level].mean())
+        of_level = levels == level
+        result[f"success/steps_{level}"] = float(scored.success[of_level].mean())
+        result[f"step_accuracy/steps_{level}"] = float(
+            steps.right[of_level].sum() / steps.required[of_level].sum()
+        )
     return result
 
 
-def selection_metrics(parts: Parts, draw) -> dict[str, float]:
+def selection_metrics(parts: Parts, draw: Draw) -> dict[str, float]:
     """What selection did, by difficulty level. Source: ours."""
     levels = parts.train.prompts.levels[draw.seen]
     result = {
@@ -162,22 +176,28 @@ def selection_metrics(parts: Parts, draw) -> dict[str, float]:
 
 
 def evaluate(
-    parts: Parts, params: Any, key: PRNGKeyArray, *, temperature: float
+    parts: Parts,
+    params: PyTree,
+    key: PRNGKeyArray,
+    *,
+    temperature: float | None = None,
+    samples: int = 1,
 ) -> dict[str, float]:
-    """Accuracy on the held-out problems, one response each. temperature 0 is greedy.
+    """Accuracy on the held-out problems, `samples` responses each, as `held_out/...`.
 
-    Source: ours: the same engine, the same key each time.
+    temperature: that of the rollouts when None, 0 is greedy.
+    Source: ours: the same engine as training and the same key each time.
     """
-    split = parts.held_out
-    rows = np.arange(len(split.prompts))
+    config, split = parts.config, parts.held_out
+    rows = np.repeat(np.arange(len(split.prompts)), samples)
     parts.rollout.update_weights(params, -1)
     sampling = make_sampling(
-        key, len(rows), temperature=temperature,
-        max_tokens=parts.config.rollout.max_response_tokens,
+        key, len(rows), max_tokens=config.rollout.max_response_tokens,
+        temperature=config.rollout.temperature if temperature is None else temperature,
     )  # fmt: skip
     scored = split.verifier.grade(parts.rollout.generate(split.prompts.take(rows), sampling))
     outcome = outcome_metrics(split, scored)
-    renamed = {"success": "accuracy"} | {
-        name: name.replace("success/", "accuracy_") for name in outcome if "/" in name
+    return {
+        f"held_out/{name.replace('success', 'accuracy').replace('/', '_')}": value
+        for name, value in outcome.items()
     }
-    return {f"held_out/{renamed.get(name, name)}": value for name, value in outcome.items()}

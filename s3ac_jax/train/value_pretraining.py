@@ -86,26 +86,25 @@ def _watch(parts: Parts, role: Role, backbone: PyTree, batches: Iterator[TrainBa
 def diagnose(parts: Parts, scored: Scored, backbone: PyTree) -> dict[str, dict[str, float]]:
     """The first steps of value pretraining with ordinary settings and with S3AC's.
 
-    ordinary: head std 1/sqrt(H), gradient clip 1. s3ac: head std 1/(H+1) and the config's clip.
+    ordinary: head std 1/sqrt(H), gradient clip 1. s3ac: head std 1/(H+1), clip 10.
     Of each: head_share of the squared gradient norm, clipped_steps, value_loss.
     Source: S3AC (2610.35518), head domination.
     """
     num = parts.config.value_pretraining.diagnose_steps
+    lr = parts.config.value_pretraining.lr
+    ordinary_std = parts.config.model.hidden_size**-0.5
     arms = {
-        "ordinary": {"head_std": parts.config.model.hidden_size**-0.5, "clip": 1.0},
-        "s3ac": {"head_std": None, "clip": 10.0},
+        "ordinary": make_critic(parts.config, lr=lr, head_std=ordinary_std, clip=1.0),
+        "s3ac": make_critic(parts.config, lr=lr, head_std=None, clip=10.0),
     }
     found = {}
-    for name, changes in arms.items():
-        role = make_critic(parts.config, lr=parts.config.value_pretraining.lr, **changes)
+    for name, role in arms.items():
         report = _watch(parts, role, backbone, value_batches(parts, scored, 1, 3), num)
         found[name] = {key: report[key] for key in ("head_share", "clipped_steps", "value_loss")}
     return found
 
 
-def pretrain_critic(
-    parts: Parts, scored: Scored, backbone: PyTree, update: Update
-) -> PyTree:
+def pretrain_critic(parts: Parts, scored: Scored, backbone: PyTree, update: Update) -> PyTree:
     """The critic's weights after the epochs of the config; update: called after each step.
 
     Starts from the base policy's backbone and a fresh head; attention frozen, plain MSE.
@@ -126,3 +125,27 @@ def pretrain_critic(
         }
         update(number + 1, named)
     return params_of(learner)
+
+
+def on_base_policy(
+    parts: Parts, policy: PyTree, critic: PyTree, key: jax.Array
+) -> dict[str, float]:
+    """How well the critic explains fresh rollouts of the base policy on training prompts.
+
+    Source: S3AC (2610.35518): explained variance when online training starts.
+    """
+    config, split = parts.config, parts.train
+    sample_key, order_key = jax.random.split(jax.random.fold_in(key, 99))
+    order = np.asarray(jax.random.permutation(order_key, len(split.prompts)))
+    index = order[: min(len(order), 1024)]
+    parts.rollout.update_weights(policy, -1)
+    sampling = make_sampling(
+        sample_key, len(index), temperature=config.rollout.temperature,
+        max_tokens=config.rollout.max_response_tokens,
+    )  # fmt: skip
+    scored = split.verifier.grade(parts.rollout.generate(split.prompts.take(index), sampling))
+    batches = pack_batches(parts, scored, np.arange(len(index)), max(1, len(index) // 256))
+    scores = [parts.score(policy, critic, batch) for batch in batches]
+    _, _, report = parts.prepare(batches, scores, jnp.full(2, jnp.nan))
+    found = metrics.finalize(report)
+    return {name: found[name] for name in ("explained_variance", "value_mean_error")}

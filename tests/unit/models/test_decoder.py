@@ -32,7 +32,9 @@ def layout(kind, rows):
     else:
         width = 11
         starts = [width - len(x) if kind == "left" else 0 for x in rows]
-        cells = [(n, slice(s, s + len(x))) for n, (s, x) in enumerate(zip(starts, rows))]
+        cells = [
+            (n, slice(s, s + len(x))) for n, (s, x) in enumerate(zip(starts, rows, strict=True))
+        ]
         segments, shape = (1,) * len(rows), (len(rows), width)
     # What stands in the padding is anybody's guess.
     tokens, positions, ids = (np.full(shape, fill, np.int32) for fill in (3, 5, 0))
@@ -72,7 +74,9 @@ def test_oracle_in_every_layout(changes, kind):
     for (row, columns), sequence in zip(cells, rows, strict=True):
         want_layers, hidden = decoder_oracle(params, spec, sequence)
         np.testing.assert_allclose(layers[:, row, columns], want_layers, **CLOSE)
-        np.testing.assert_allclose(logits[row, columns], hidden @ np.asarray(head, np.float64), **CLOSE)
+        np.testing.assert_allclose(
+            logits[row, columns], hidden @ np.asarray(head, np.float64), **CLOSE
+        )
         want = logp_oracle(params, spec, sequence, temperature=0.7)
         np.testing.assert_allclose(logp[row, columns][1:], want, **CLOSE)
     assert np.isfinite(logits).all()  # padding included
@@ -167,7 +171,9 @@ def test_prefill_and_decode_are_the_full_forward(changes):
     for step in range(11):
         position = prompts - 1 + step
         live = position < [len(x) for x in rows]
-        token = np.array([x[min(p, len(x) - 1)] for x, p in zip(rows, position)], np.int32)
+        token = np.array(
+            [x[min(p, len(x) - 1)] for x, p in zip(rows, position, strict=True)], np.int32
+        )
         hidden, cache = decode(params, token, np.where(live, position, 11).astype(np.int32), cache)
         for n in np.flatnonzero(live):
             read[n].append(hidden[n])
@@ -197,7 +203,7 @@ def test_remat_changes_no_gradient():
 def test_bfloat16_activations_stay_near_float32():
     spec = dataclasses.replace(SPEC, dtype="bfloat16")
     params = random_params(actor_network(spec), 9)
-    inputs, cells = layout("packed", sequences(6))
+    inputs, _ = layout("packed", sequences(6))
 
     @jax.jit(static_argnums=0)
     def logp(spec):

@@ -12,9 +12,7 @@ from s3ac_jax.rewards.arithmetic import ArithmeticVerifier
 
 ENCODE, STOP = arithmetic.TOKENIZER.encode, 1
 # `7+4-9=`: 7+4=1, 1-9=2. `3*7=`: 1.
-PROBLEMS = arithmetic.Problems(
-    np.array([2, 1]), np.array([7, 3]), np.array([[3, 17], [19, 0]])
-)
+PROBLEMS = arithmetic.Problems(np.array([2, 1]), np.array([7, 3]), np.array([[3, 17], [19, 0]]))
 
 
 def rollout_of(responses, *, index=None, garbage=0):

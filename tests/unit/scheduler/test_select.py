@@ -8,6 +8,7 @@ from s3ac_jax.algos.recipe import Daps, Uniform
 from s3ac_jax.core.types import DataCursor, PromptStats
 from s3ac_jax.scheduler.select import Scheduler, empty_stats, start_cursor
 
+
 def scheduler(select, **changes):
     sizes = {"num_prompts": 20, "seed": 3, "batch_prompts": 6, "candidates": 10, "max_rounds": 5}
     return Scheduler(select, **(sizes | changes))
@@ -45,7 +46,10 @@ def test_uniform_covers_each_epoch_exactly_once(batch):
         assert sorted(epoch) == list(range(20))
     assert len(set(map(tuple, epochs))) == 5  # each epoch in an order of its own
     other = scheduler(Uniform(), batch_prompts=20, seed=4)
-    assert other.draw(jax.random.key(0), stats, start_cursor(), 0, no_values).index.tolist() != epochs[0]
+    assert (
+        other.draw(jax.random.key(0), stats, start_cursor(), 0, no_values).index.tolist()
+        != epochs[0]
+    )
 
 
 def test_a_cursor_resumes_the_walk_where_it_stood():
@@ -55,8 +59,12 @@ def test_a_cursor_resumes_the_walk_where_it_stood():
         last, cursor = cursor, room.draw(jax.random.key(0), stats, cursor, 0, no_values).cursor
     again = scheduler(Uniform(), batch_prompts=7)
     saved = DataCursor(np.int32(int(last.epoch)), np.int32(int(last.offset)))
-    assert position(again.draw(jax.random.key(9), stats, saved, 3, no_values).cursor) == position(cursor)
-    first, second = (r.draw(jax.random.key(0), stats, last, 0, no_values).index for r in (room, again))
+    assert position(again.draw(jax.random.key(9), stats, saved, 3, no_values).cursor) == position(
+        cursor
+    )
+    first, second = (
+        r.draw(jax.random.key(0), stats, last, 0, no_values).index for r in (room, again)
+    )
     np.testing.assert_array_equal(first, second)
 
 
@@ -114,7 +122,9 @@ def test_frequencies_of_what_is_really_drawn():
 def test_two_examples_of_the_paper():
     value = np.where(np.arange(20) % 2, -0.8, 0.0)
     room = scheduler(Daps(), batch_prompts=10)
-    draw = room.draw(jax.random.key(0), empty_stats(20), start_cursor(), 0, lambda index: value[index])
+    draw = room.draw(
+        jax.random.key(0), empty_stats(20), start_cursor(), 0, lambda index: value[index]
+    )
     np.testing.assert_allclose(draw.acceptance, np.where(draw.seen % 2, 0.424, 1.0), rtol=1e-5)
 
 
@@ -185,7 +195,11 @@ def test_one_key_one_draw():
 def test_nan_values_are_counted_where_looked_at_and_select_uniformly():
     room = scheduler(Daps(), batch_prompts=4)
     draw = room.draw(
-        jax.random.key(0), empty_stats(20), start_cursor(), 0, lambda index: np.full(len(index), np.nan)
+        jax.random.key(0),
+        empty_stats(20),
+        start_cursor(),
+        0,
+        lambda index: np.full(len(index), np.nan),
     )
     np.testing.assert_allclose(draw.acceptance, 1.0)
     assert draw.nan_values == 4

@@ -28,7 +28,9 @@ def grads_like(trainable, value=1.0):
 
 
 def step(learner, tx, *, grad=1.0, loss=0.0, clip=1e9):
-    return apply_gradients(learner, grads_like(learner.trainable, grad), jnp.float32(loss), tx, clip)
+    return apply_gradients(
+        learner, grads_like(learner.trainable, grad), jnp.float32(loss), tx, clip
+    )
 
 
 def config(**changes):

@@ -42,11 +42,11 @@ def test_only_the_rows_in_use_are_visited(rows, turns):
 
 
 def test_per_token_lays_rows_back_in_order():
-    x = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-    y = x.astype(np.int32)
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
+    y = jnp.arange(24).reshape(6, 4)
 
     def read(part):
-        return part["x"] * 2, (part["y"] + 1).astype(jnp.int32)
+        return part["x"] * 2, part["y"] + 1
 
     read_all = jax.jit(lambda n: micro.per_token(read, {"x": x, "y": y, "n": n}, n, 2))
     for rows, made in ((6, 6), (3, 4), (0, 0)):

@@ -1,0 +1,87 @@
+"""When a loss is not finite: whose, where it begins, and what to do."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from s3ac_jax.core.trees import first_nonfinite
+from s3ac_jax.core.types import PyTree, TrainBatch
+from s3ac_jax.models.network import Network
+
+
+class NonfiniteError(Exception):
+    """NaN or infinity in a loss or gradient; the message is one line.
+
+    Source: ours: training stops before the optimiser step, saved checkpoints stay.
+    """
+
+
+def check_finite(
+    role: str, network: Network, params: PyTree, report: dict[str, Any], batches: list[TrainBatch],
+    where: str,
+) -> None:  # fmt: skip
+    """Raises NonfiniteError if a step of `role` met NaN or infinity and therefore did nothing.
+
+    Source: ours: the step has already left weights and moments as they were.
+    """
+    if float(jax.device_get(report["nonfinite"].peak)) <= 0:
+        return
+    raise NonfiniteError(
+        f"{role} loss or gradient is not finite at {where}: {_origin(network, params, batches)}; "
+        "the update was not applied and the last checkpoint is good: lower the learning rate of "
+        f"this role (--config.{role}.lr) or look at that layer, then run the same command again"
+    )
+
+
+def _origin(network: Network, params: PyTree, batches: list[TrainBatch]) -> str:
+    bad_weight = first_nonfinite(params)
+    if bad_weight is not None:
+        return f"weight {bad_weight} holds NaN or infinity"
+    for batch in batches:
+        layer = first_bad_layer(network, params, batch)
+        if layer is not None:
+            return f"activations become NaN or infinite in {layer}"
+        bad_input = first_nonfinite(
+            {
+                "rewards": batch.packed.reward,
+                "sampler log-probs": batch.packed.logp_rollout,
+                "old log-probs": batch.logp_old,
+                "old values": batch.values_old,
+                "advantages": batch.advantages,
+                "returns": batch.returns,
+                "mismatch weights": batch.weights,
+            }
+        )
+        if bad_input is not None:
+            return f"weights and layers are fine, the batch's {bad_input} are not"
+    return "weights, layers and batch are finite, so the gradient itself overflowed"
+
+
+def first_bad_layer(network: Network, params: PyTree, batch: TrainBatch) -> str | None:
+    """Name of the first part of the network whose output is not finite on this batch, or None.
+
+    Source: ours: a name is what a person needs to look.
+    """
+    packed = jax.tree.map(lambda x: x[:8] if x.ndim >= 2 else x, batch.packed)
+
+    @jax.jit
+    def outputs(params: PyTree):
+        model = network.bind(params)
+        decoder = getattr(model, "backbone", model)
+        hidden, layers = decoder(packed.tokens, packed.positions, packed.segment_ids, keep="layers")
+        real = packed.segment_ids > 0
+        embedded = decoder.embed[...][packed.tokens]
+
+        def fine(x: jax.Array) -> jax.Array:
+            return jnp.all(jnp.isfinite(jnp.where(real[..., None], x, 0.0)), axis=(-3, -2, -1))
+
+        return fine(embedded), fine(layers), fine(hidden)
+
+    embedded, layers, hidden = jax.device_get(outputs(params))
+    if not embedded:
+        return "the embedding"
+    if not layers.all():
+        return f"layer {int(np.argmin(layers))} of {len(layers)}"
+    return None if hidden else "the final norm"

@@ -1,0 +1,116 @@
+"""The online loop: ticks, metrics one tick late, evaluation, checkpoints, exact resume."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from s3ac_jax.core.metrics import finalize
+from s3ac_jax.core.types import PyTree, RunState
+from s3ac_jax.io.checkpoint import Checkpoints
+from s3ac_jax.parallel.mesh import replicated
+from s3ac_jax.report.live import Progress
+from s3ac_jax.report.log import MetricLog
+from s3ac_jax.scheduler.select import empty_stats, start_cursor
+from s3ac_jax.train.build import Parts, abstract_learner, fresh_learner
+from s3ac_jax.train.interrupt import Interrupted, StopRequest
+from s3ac_jax.train.learner import params_of
+from s3ac_jax.train.tick import evaluate, run_tick
+
+STAGE = "online"
+
+
+def fresh_state(parts: Parts, policy: PyTree, critic: PyTree) -> RunState:
+    """The state before tick 0: base policy, pretrained critic, no history. Source: ours."""
+    key = jax.random.key(parts.config.seed)
+    band = jax.device_put(jnp.full(2, jnp.nan, jnp.float32), replicated(parts.mesh))
+    return RunState(
+        actor=fresh_learner(parts.actor, parts.mesh, key, start=policy),
+        critic=fresh_learner(parts.critic, parts.mesh, key, start=critic),
+        stats=empty_stats(len(parts.train.prompts)),
+        cursor=start_cursor(),
+        entropy_band=band,
+        tick=np.int32(0),
+    )
+
+
+def abstract_state(parts: Parts) -> RunState:
+    """Shapes and shardings of the state, to restore a checkpoint into. Source: ours."""
+    band = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=replicated(parts.mesh))
+    return RunState(
+        actor=abstract_learner(parts.actor, parts.mesh),
+        critic=abstract_learner(parts.critic, parts.mesh),
+        stats=empty_stats(len(parts.train.prompts)),
+        cursor=start_cursor(),
+        entropy_band=band,
+        tick=np.int32(0),
+    )
+
+
+class OnlineLoop:
+    """Runs ticks from the latest checkpoint, or from `start` when there is none.
+
+    Source: ours: everything that a tick reads is in RunState or follows from (seed, tick).
+    """
+
+    def __init__(self, parts: Parts, log: MetricLog, checkpoints: Checkpoints, progress: Progress):
+        self.parts, self.log = parts, log
+        self.checkpoints, self.progress = checkpoints, progress
+        self._pending: tuple[int, dict[str, Any], dict[str, float]] | None = None
+        self._saved: int | None = None
+
+    def _restore(self, policy: PyTree, critic: PyTree) -> RunState:
+        latest = self.checkpoints.latest()
+        if latest is None:
+            self.log.rewind(STAGE, 0)
+            return fresh_state(self.parts, policy, critic)
+        state, _ = self.checkpoints.restore(latest, abstract_state(self.parts))
+        self.log.rewind(STAGE, latest)
+        self.progress.note(f"resumed at tick {latest}")
+        self._saved = latest
+        return state
+
+    def run(self, policy: PyTree, critic: PyTree, stop: StopRequest, command: str) -> RunState:
+        """The state after the last tick of the config.
+
+        Raises Interrupted, after saving, when `stop` was asked for. Source: ours.
+        """
+        config = self.parts.config
+        run_key = jax.random.key(config.seed)
+        evaluation_key = jax.random.fold_in(run_key, 2**31)
+        state = self._restore(policy, critic)
+        self.progress.stage(STAGE, config.train.num_ticks)
+        while (tick := int(state.tick)) < config.train.num_ticks:
+            if tick % config.cadence.save_every == 0:
+                self._save(state)
+            if stop.asked:
+                self._save(state)
+                raise Interrupted(f"stopped; tick {tick} is saved, go on with: {command}")
+            held_out: dict[str, float] = {}
+            if tick % config.cadence.evaluate_every == 0:
+                held_out = evaluate(self.parts, params_of(state.actor), evaluation_key)
+            state, report, host = run_tick(self.parts, state, run_key)
+            self._flush()
+            self._pending = (tick, report, host | held_out)
+        self._flush()
+        self._save(state)
+        return state
+
+    def _flush(self) -> None:
+        """Fetches and writes the metrics of the tick before, while the device is at this one."""
+        if self._pending is None:
+            return
+        tick, report, host = self._pending
+        self._pending = None
+        metrics = finalize(report) | host
+        self.log.write(tick, metrics, STAGE)
+        self.progress.update(tick + 1, metrics)
+
+    def _save(self, state: RunState) -> None:
+        # First the metrics: what a checkpoint has behind it must be in the log.
+        self._flush()
+        tick = int(state.tick)
+        if tick != self._saved:
+            self.checkpoints.save(tick, state, {"tick": tick})
+            self._saved = tick

@@ -1,0 +1,222 @@
+"""A whole run: base policies, value pretraining, online S3AC, report; each stage once."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from s3ac_jax.config.boundary import FREE_KEYS, ConfigError, to_dict
+from s3ac_jax.config.run import RunConfig
+from s3ac_jax.core.types import PyTree
+from s3ac_jax.io.checkpoint import Checkpoints
+from s3ac_jax.io.weights import load_weights, save_weights
+from s3ac_jax.io.workdir import Workdir
+from s3ac_jax.report import log as metric_log
+from s3ac_jax.report import summary, table
+from s3ac_jax.report.live import Progress, make_progress
+from s3ac_jax.train import policies as policy_files
+from s3ac_jax.train import sft, value_pretraining
+from s3ac_jax.train.build import Parts, build
+from s3ac_jax.train.interrupt import Interrupted, StopRequest
+from s3ac_jax.train.learner import params_of
+from s3ac_jax.train.online import OnlineLoop
+from s3ac_jax.train.tick import evaluate
+
+STAGES = ["policies", "value_pretraining", "online", "report"]
+ENOUGH_EXPLAINED_VARIANCE = 0.3
+
+
+class Run:
+    """One run in one workdir. Source: ours: a stage whose result is there is not run again."""
+
+    def __init__(self, parts: Parts, workdir: Workdir, progress: Progress, stop: StopRequest):
+        self.parts, self.workdir = parts, workdir
+        self.progress, self.stop = progress, stop
+        self.log = metric_log.MetricLog(workdir.path)
+
+    def policies(self) -> dict[str, PyTree]:
+        """The early, middle and late policies: embedded, trained now, or trained before.
+
+        Source: ours.
+        """
+        folder, names = self.workdir.path / "policies", policy_files.POLICIES
+        network = self.parts.actor.network
+        if self.parts.config.sft.embedded:
+            return policy_files.load_policies(policy_files.embedded_folder(), network, names)
+        if not self.workdir.stage_done("policies"):
+            config = self.parts.config.sft
+            self.progress.stage("policies", config.careful_steps + config.hasty_steps)
+            self.log.rewind("policies", 0)
+            made = sft.train_policies(self.parts, self._update("policies"))
+            facts = policy_files.policy_facts(self.parts.config)
+            policy_files.save_policies(folder, made, facts, "float32")
+            self.workdir.mark_stage("policies", facts)
+        return policy_files.load_policies(folder, network, names)
+
+    def value_pretraining(self, policies: dict[str, PyTree]) -> PyTree:
+        """The pretrained critic's weights, after saying what the diagnoses found.
+
+        Source: S3AC (2610.35518), stabilised critic.
+        """
+        path = self.workdir.path / "pretrained_critic.safetensors"
+        if not self.workdir.stage_done("value_pretraining"):
+            parts, config = self.parts, self.parts.config.value_pretraining
+            batches = sum(config.prompts.values()) // config.batch_responses
+            self.progress.stage("value_pretraining", max(1, batches) * config.epochs)
+            self.log.rewind("value_pretraining", 0)
+            key = jax.random.fold_in(jax.random.key(parts.config.seed), 1)
+            scored, rates = value_pretraining.coverage_rollouts(parts, policies, key)
+            backbone = policies["late"]
+            found = value_pretraining.diagnose(parts, scored, backbone)
+            critic = value_pretraining.pretrain_critic(
+                parts, scored, backbone, self._update("value_pretraining")
+            )
+            explained = value_pretraining.on_base_policy(parts, backbone, critic, key)
+            save_weights(path, jax.tree.map(np.asarray, critic), {"run": parts.config.name})
+            facts = {"success_rates": rates, "diagnoses": found, **explained}
+            self.workdir.mark_stage("value_pretraining", facts)
+        for line in _pretraining_lines(self.workdir.stage_facts("value_pretraining")):
+            self.progress.note(line)
+        return load_weights(path)[0]
+
+    def online(self, policies: dict[str, PyTree], critic: PyTree) -> PyTree:
+        """The trained policy's weights. Source: S3AC (2610.35518)."""
+        keep = self.parts.config.cadence.keep_checkpoints
+        checkpoints = Checkpoints(self.workdir.path / "checkpoints", keep)
+        try:
+            loop = OnlineLoop(self.parts, self.log, checkpoints, self.progress)
+            state = loop.run(policies["late"], critic, self.stop, resume_command())
+        finally:
+            checkpoints.close()
+        return params_of(state.actor)
+
+    def report(self, base: PyTree, trained: PyTree) -> dict[str, Any]:
+        """Table, figure and results.json: base against trained policy on the held-out problems.
+
+        Source: ours.
+        """
+        self.progress.stage("report", 0)
+        key = jax.random.fold_in(jax.random.key(self.parts.config.seed), 3)
+        outcomes = {}
+        for name, params in (("base", base), ("s3ac", trained)):
+            outcomes[name] = {
+                "sampled": evaluate(self.parts, params, key, samples=4),
+                "greedy": evaluate(self.parts, params, key, temperature=0.0),
+            }
+        facts = {"value_pretraining": self.workdir.stage_facts("value_pretraining"), **outcomes}
+        path = self.workdir.path / "results.json"
+        path.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
+        rows, totals = table_rows(self.parts, outcomes)
+        shown = {
+            "name": self.parts.config.name,
+            "base_accuracy": totals["base_accuracy"],
+            "final_accuracy": totals["accuracy"],
+        }
+        picture = self.workdir.path / "summary.png"
+        summary.draw(metric_log.read(self.log.path), shown, picture)
+        for line in _outcome_lines(outcomes):
+            self.progress.note(line)
+        self.progress.note(f"figure: {picture}   numbers: {path}   metrics: {self.log.path}")
+        self.progress.finish(table.accuracy_table(rows, totals))
+        return facts
+
+    def _update(self, stage: str):
+        def update(done: int, metrics: dict[str, float]) -> None:
+            self.log.write(done, metrics, stage)
+            self.progress.update(done, metrics)
+            if self.stop.asked:
+                raise Interrupted(
+                    f"stopped during {stage}, which begins anew with: {resume_command()}"
+                )
+
+        return update
+
+
+def resume_command() -> str:
+    """The command that goes on with this run: the one that began it. Source: ours."""
+    return f"python {shlex.join(sys.argv)}"
+
+
+def _pretraining_lines(facts: dict[str, Any]) -> list[str]:
+    rates = ", ".join(f"{name} {100 * rate:.0f} %" for name, rate in facts["success_rates"].items())
+    lines = [f"critic pretrained on policies that succeed: {rates}"]
+    settings = {"ordinary": "head std 1/sqrt(H), clip 1", "s3ac": "head std 1/(H+1), clip 10"}
+    for name, found in facts["diagnoses"].items():
+        lines.append(
+            f"first critic steps, {settings[name]}: head has {100 * found['head_share']:.1f} % of "
+            f"the squared gradient norm, {100 * found['clipped_steps']:.0f} % of steps clipped, "
+            f"value loss {found['value_loss']:.3f}"
+        )
+    explained = facts["explained_variance"]
+    verdict = "above" if explained > ENOUGH_EXPLAINED_VARIANCE else "NOT above"
+    lines.append(
+        f"at the start of online training the critic explains {explained:.2f} of the variance of "
+        f"the base policy's outcomes, {verdict} {ENOUGH_EXPLAINED_VARIANCE}"
+    )
+    return lines
+
+
+def _outcome_lines(outcomes: dict[str, dict[str, dict[str, float]]]) -> list[str]:
+    lines = []
+    for name, kinds in outcomes.items():
+        sampled, greedy = kinds["sampled"], kinds["greedy"]
+        lines.append(
+            f"{name}: held-out {100 * sampled['held_out/accuracy']:.1f} % sampled, "
+            f"{100 * greedy['held_out/accuracy']:.1f} % greedy; "
+            f"{100 * sampled['held_out/worked_answers']:.1f} % of right answers with every step "
+            "worked out (the rest guessed)"
+        )
+    return lines
+
+
+def table_rows(
+    parts: Parts, outcomes: dict[str, dict[str, dict[str, float]]]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Rows by number of steps and totals, for `report.table`. Source: ours."""
+    base, after = outcomes["base"]["sampled"], outcomes["s3ac"]["sampled"]
+    levels = parts.held_out.prompts.levels
+
+    def row(suffix: str, problems: int) -> dict[str, Any]:
+        return {
+            "problems": problems,
+            "base_accuracy": base[f"held_out/accuracy{suffix}"],
+            "accuracy": after[f"held_out/accuracy{suffix}"],
+            "base_step_accuracy": base[f"held_out/step_accuracy{suffix}"],
+            "step_accuracy": after[f"held_out/step_accuracy{suffix}"],
+        }
+
+    rows = [
+        {"steps": int(n), **row(f"_steps_{n}", int((levels == n).sum()))} for n in np.unique(levels)
+    ]
+    return rows, row("", len(levels))
+
+
+def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
+    """Does the whole run, or what is left of it; returns what results.json holds.
+
+    Raises ConfigError, WorkdirError, WeightsError, CheckpointError, NonfiniteError or
+    Interrupted, each with a message of one line.
+    Source: ours.
+    """
+    try:
+        parts = build(config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    folder = Workdir(workdir)
+    try:
+        folder.claim(to_dict(config), FREE_KEYS)
+        with make_progress(STAGES) as progress, StopRequest() as stop, parts.on_mesh():
+            whole = Run(parts, folder, progress, stop)
+            try:
+                policies = whole.policies()
+                critic = whole.value_pretraining(policies)
+                trained = whole.online(policies, critic)
+                return whole.report(policies["late"], trained)
+            finally:
+                whole.log.close()
+    finally:
+        folder.close()

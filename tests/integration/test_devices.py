@@ -1,0 +1,178 @@
+"""Four devices give what one gives, and each holds only its share."""
+
+import dataclasses
+
+import jax
+import jax.monitoring
+import numpy as np
+import optax
+import pytest
+
+from s3ac_jax.core.trees import named_leaves
+from s3ac_jax.parallel.mesh import MeshSpec
+from s3ac_jax.rollout.local import make_sampling
+from s3ac_jax.train import steps
+from s3ac_jax.train.build import abstract_learner, build, fresh_learner
+from s3ac_jax.train.learner import params_of
+from s3ac_jax.train.tick import pack_batches
+from tests.helpers import random_params, run_config
+
+MESHES = {
+    "data2-tensor2": MeshSpec(data=2, tensor=2),
+    "data2-fsdp2": MeshSpec(data=2, fsdp=2),
+}
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+class Compilations(list):
+    """Compilations since it was made, as jax reports them."""
+
+    def __init__(self):
+        super().__init__()
+        jax.monitoring.register_event_duration_secs_listener(self.hear)
+
+    def hear(self, event, seconds, **_):
+        if event.endswith("backend_compile_duration"):
+            self.append(event)
+
+
+def one_tick(mesh):
+    """Rollout, score, prepare, both steps: everything as numpy, and where the weights lie.
+
+    The optimiser is plain descent with momentum: its state after one step is the gradient, and
+    unlike Adam it does not divide a gradient of rounding noise by its own size.
+    """
+    config = run_config(mesh=mesh)
+    parts = build(config)
+    tx = optax.sgd(0.05, momentum=0.9)
+    roles = {"actor": parts.actor, "critic": parts.critic}
+    roles = {name: dataclasses.replace(role, tx=tx) for name, role in roles.items()}
+    with parts.on_mesh():
+        learners = {
+            name: fresh_learner(
+                role, parts.mesh, jax.random.key(0),
+                start=random_params(role.network, seed, std=0.3),
+            )
+            for seed, (name, role) in enumerate(roles.items())
+        }  # fmt: skip
+        places = {
+            name: {key: leaf.sharding for key, leaf in named_leaves(learner).items()}
+            for name, learner in learners.items()
+        }
+        prompt = parts.train.prompts.take(np.repeat(np.arange(4), 2))
+        sampling = make_sampling(jax.random.key(1), 8, temperature=1.0, max_tokens=11)
+        parts.rollout.update_weights(params_of(learners["actor"]), 0)
+        rollout = parts.rollout.generate(prompt, sampling)
+        scored = parts.train.verifier.grade(rollout)
+        scored = dataclasses.replace(  # a random policy earns nothing: spread the rewards
+            scored, reward=np.where(np.arange(8) % 3, -1.0, 1.0).astype(np.float32)
+        )
+        packed = pack_batches(parts, scored, np.arange(8), 2)
+        params = params_of(learners["actor"]), params_of(learners["critic"])
+        scores = [parts.score(*params, batch) for batch in packed]
+        values = parts.prompt_values(params[1], prompt.tokens, prompt.num_tokens)
+        batches, _, report = parts.prepare(packed, scores, np.full(2, np.nan, np.float32))
+        reports = {"prepare": report}
+        micro_rows = config.train.micro_rows
+        made = {
+            "actor": steps.make_actor_step(
+                roles["actor"].network, config.recipe, tx, clip=1.0, temperature=1.0,
+                micro_rows=micro_rows,
+            ),
+            "critic": steps.make_critic_step(
+                roles["critic"].network, config.recipe.critic, tx, clip=10.0,
+                micro_rows=micro_rows,
+            ),
+        }  # fmt: skip
+        compiled = None
+        for number, batch in enumerate(batches):
+            compiled = Compilations() if number == 1 else compiled
+            for name, step in made.items():
+                learners[name], reports[f"{name}{number}"] = step(learners[name], batch)
+        parts.rollout.update_weights(params_of(learners["actor"]), 1)
+        second = parts.rollout.generate(prompt, sampling)
+        recompiled = len(compiled)
+        for name, learner in learners.items():
+            for key, leaf in named_leaves(learner).items():
+                assert leaf.sharding.is_equivalent_to(places[name][key], leaf.ndim), (name, key)
+    return {
+        "tokens": (rollout.tokens, second.tokens),
+        "stopped": rollout.stopped,
+        "logp": rollout.logp,
+        "scores": jax.device_get(scores),
+        "values": np.asarray(values),
+        "batches": jax.device_get(batches),
+        "learners": jax.device_get(learners),
+        "reports": {
+            name: {key: metric.value() for key, metric in report.items()}
+            for name, report in reports.items()
+        },
+        "recompiled": recompiled,
+        "places": places,
+        "parts": parts,
+    }
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return one_tick(MeshSpec())
+
+
+@pytest.fixture(scope="module", params=list(MESHES))
+def four_devices(request):
+    return one_tick(MESHES[request.param])
+
+
+def test_same_rollouts(one_device, four_devices):
+    for a, b in zip(one_device["tokens"], four_devices["tokens"], strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(one_device["stopped"], four_devices["stopped"])
+    np.testing.assert_allclose(one_device["logp"], four_devices["logp"], **CLOSE)
+
+
+def test_same_scores_and_targets(one_device, four_devices):
+    for name in ("scores", "values", "batches"):
+        a, b = (jax.tree.leaves(run[name]) for run in (one_device, four_devices))
+        for x, y in zip(a, b, strict=True):
+            np.testing.assert_allclose(x, y, **CLOSE)
+
+
+def test_same_losses_and_metrics(one_device, four_devices):
+    for name, want in one_device["reports"].items():
+        got = four_devices["reports"][name]
+        assert got == pytest.approx(want, rel=1e-5, abs=1e-5, nan_ok=True)
+    assert one_device["reports"]["critic0"]["grad_norm"] > 0.01
+    assert one_device["reports"]["actor0"]["grad_norm"] > 0.01
+
+
+def test_same_weights_and_gradients(one_device, four_devices):
+    # The momentum after two steps is the sum of their gradients, the first decayed.
+    want = named_leaves(one_device["learners"])
+    got = named_leaves(four_devices["learners"])
+    assert want.keys() == got.keys()
+    for name, leaf in want.items():
+        np.testing.assert_allclose(got[name], leaf, err_msg=name, **CLOSE)
+
+
+def test_no_new_compilation_in_the_second_round(one_device, four_devices):
+    assert one_device["recompiled"] == 0
+    assert four_devices["recompiled"] == 0
+
+
+def test_weights_are_spread_and_moments_lie_beside_them(four_devices):
+    parts = four_devices["parts"]
+    tensor = parts.config.mesh.tensor > 1
+    places = four_devices["places"]["critic"]
+    shape = {name: leaf.shape for name, leaf in named_leaves(parts.critic.network.abstract).items()}
+    gate = places["trainable/backbone/layers/mlp/gate"]
+    layers, width, mlp = shape["backbone/layers/mlp/gate"]
+    share = (layers, width, mlp // 2) if tensor else (layers, width // 2, mlp)
+    assert gate.shard_shape((layers, width, mlp)) == share
+    moments = [key for key in places if key.startswith("opt_state") and key.endswith("mlp/gate")]
+    assert moments
+    assert all(places[key] == gate for key in moments)
+    # So it is for the optimiser of the run, AdamW with its two moments.
+    abstract = named_leaves(abstract_learner(parts.critic, parts.mesh))
+    moments = [key for key in abstract if key.startswith("opt_state") and key.endswith("mlp/gate")]
+    assert len(moments) == 2
+    assert all(abstract[key].sharding == gate for key in moments)
