@@ -70,7 +70,7 @@ def get_config(arg: str = "s3ac_single") -> config_dict.ConfigDict:
             "train": {
                 "num_ticks": 100,
                 "batch_prompts": 256 // recipe.responses_per_prompt,
-                "pack_tokens": 128,
+                "pack_tokens": 64,
                 "micro_rows": 8,
                 "minibatches": 4,
             },

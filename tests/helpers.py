@@ -114,7 +114,7 @@ def make_scored(seed, prompt_lengths, response_lengths, *, vocab=17) -> Scored:
         np.zeros(rows, np.int32),
     )  # fmt: skip
     success = rng.random(rows) < 0.5
-    success[:2] = True, False
+    success[:2] = [True, False][:rows]
     reward = np.where(success, 1.0, -1.0).astype(np.float32)
     return Scored(rollout, reward, success, np.ones(rows, bool))
 

@@ -12,6 +12,7 @@ from ml_collections.config_dict import ConfigDict, RequiredValueError
 
 from s3ac_jax.algos.recipe import RECIPES, Recipe
 from s3ac_jax.config.run import RunConfig
+from s3ac_jax.core.errors import RunError
 
 # What a resumed run may change: how long it goes on and what it looks at, never what it computes.
 FREE_KEYS: set[str] = {
@@ -24,7 +25,7 @@ FREE_KEYS: set[str] = {
 _NAMES = {bool: "a bool", float: "a float", int: "an int", str: "a str"}
 
 
-class ConfigError(Exception):
+class ConfigError(RunError):
     """A config that can't be run; the message is one line for the user.
 
     Source: ours: a typo costs a second and says where it is.

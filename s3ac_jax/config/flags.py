@@ -19,6 +19,7 @@ from ml_collections.config_dict import ConfigDict, RequiredValueError
 from ml_collections.config_flags.config_flags import FlagOrderError
 
 from s3ac_jax.config.boundary import ConfigError, closest
+from s3ac_jax.core.errors import RunError
 
 # Flags belong to the app that calls `run_app`, so that its --help shows them.
 flags.disclaim_key_flags()
@@ -32,11 +33,13 @@ _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 _PARSING = (AttributeError, LookupError, TypeError, ValueError)
 
 
-class CommandLineError(Exception):
+class CommandLineError(RunError):
     """A command line that can't be read; the message is one line for the user.
 
     Source: ours: exit code 2, the custom of Unix.
     """
+
+    exit_code = 2
 
 
 def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
@@ -88,10 +91,11 @@ def parse_flags(argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS
 def run_app(main: Callable[[list[str]], None]) -> NoReturn:
     """Runs `main([program])` with the flags of sys.argv, then exits.
 
-    Exit codes: 0 done, 1 bad input, 2 bad command line.
+    Exit codes: 0 done, 1 bad input or a run that can't go on, 2 bad command line, 130 stopped by
+    Ctrl-C or SIGTERM.
 
-    Bad input (ConfigError, WorkdirError, CheckpointError, WeightsError) is one line on stderr,
-    after its traceback with --traceback. Other exceptions are bugs and pass through.
+    A RunError is one line on stderr, after its traceback with --traceback. Other exceptions are
+    bugs and pass through.
 
     Source: ours: one clear line that says what, where and what to do.
     """
@@ -102,25 +106,17 @@ def run_app(main: Callable[[list[str]], None]) -> NoReturn:
         except flags.Error as error:  # ml_collections reads --flagfile when a flag is defined
             raise CommandLineError(_reworded(error, flags.FLAGS)) from error
         app.run(main, flags_parser=parse_flags)
-    except Exception as error:
-        ours = isinstance(error, ConfigError | CommandLineError)
-        if not ours and not isinstance(error, _errors_of_io()):
-            raise
+    except KeyboardInterrupt:
+        # Before the first tick or by a second Ctrl-C; what was saved earlier is whole.
+        print("stopped at once; the same command goes on from what is saved", file=sys.stderr)
+        sys.exit(130)
+    except RunError as error:
         # From sys.argv: the flags may be what could not be parsed.
         if any(re.fullmatch("--?traceback(=true)?", argument) for argument in sys.argv):
             traceback.print_exc()
-        print("error:", _one_line(error), file=sys.stderr)
-        sys.exit(2 if isinstance(error, CommandLineError) else 1)
+        print(error.prefix + _one_line(error), file=sys.stderr)
+        sys.exit(error.exit_code)
     sys.exit(0)
-
-
-def _errors_of_io() -> tuple[type[Exception], ...]:
-    # Here, not above: orbax takes half a second that --help and a typo need not wait for.
-    from s3ac_jax.io.checkpoint import CheckpointError
-    from s3ac_jax.io.weights import WeightsError
-    from s3ac_jax.io.workdir import WorkdirError
-
-    return CheckpointError, WeightsError, WorkdirError
 
 
 class _NumberParser(flags.ArgumentParser):

@@ -40,6 +40,8 @@ class TaskConfig:
 
     def __post_init__(self):
         _at_least("task", self, max_steps=1, num_train=1, num_held_out=1, seed=0)
+        if self.max_steps > 12:
+            raise ValueError(f"task.max_steps must be at most 12, got {self.max_steps}")
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -121,14 +123,14 @@ class SftConfig:
     """
 
     embedded: bool = True
-    careful_steps: int = 1000
-    early_step: int = 500
-    hasty_steps: int = 200
+    careful_steps: int = 1500
+    early_step: int = 800
+    hasty_steps: int = 300
     quit_slope: float = 0.15
     quit_most: float = 0.6
     batch_responses: int = 64
     careful_lr: float = 4e-3
-    hasty_lr: float = 1e-3
+    hasty_lr: float = 3e-3
 
     def __post_init__(self):
         _at_least("sft", self, careful_steps=200, early_step=1, hasty_steps=1, batch_responses=1)

@@ -1,1 +1,1 @@
-"""Records that travel between rooms, masked reductions, metrics and tree helpers."""
+"""Records that travel between rooms, masked reductions, metrics, tree helpers and errors."""

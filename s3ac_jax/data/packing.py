@@ -38,12 +38,17 @@ def pack(scored: Scored, rows: np.ndarray, *, pack_tokens: int, max_rows: int) -
 
     `Packed.response` keeps their number in the whole rollout. Every response token is trainable,
     the stop token included; masks come from lengths, never from token ids.
-    Raises ValueError when they need more than max_rows.
+    Raises ValueError when they need more than max_rows, or one is longer than a row.
     Source: ours: first fit decreasing (Johnson 1974) over items, vectorised over tokens.
     """
     rollout, prompt = scored.rollout, scored.rollout.prompt
     num_prompt, num_response = prompt.num_tokens[rows], rollout.num_tokens[rows]
     lengths = (num_prompt + num_response).astype(np.int64)
+    if lengths.max(initial=0) > pack_tokens:
+        raise ValueError(
+            f"a prompt plus response of {lengths.max()} tokens does not fit into a packed row of "
+            f"{pack_tokens}; raise train.pack_tokens"
+        )
     row, offset, used = _first_fit(lengths, pack_tokens)
     if used > max_rows:
         raise ValueError(f"{len(rows)} responses need {used} rows, room is for {max_rows}")

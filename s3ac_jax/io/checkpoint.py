@@ -13,6 +13,7 @@ import logging
 import os
 import pathlib
 import shutil
+import sys
 import zlib
 from collections.abc import Generator
 from typing import Any
@@ -22,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from s3ac_jax.core.errors import RunError
 from s3ac_jax.core.trees import path_name
 from s3ac_jax.core.types import PyTree
 
@@ -31,7 +33,7 @@ _FILES = "files.json"
 _OTHER_CONFIG = "use another --workdir or the config it was made with"
 
 
-class CheckpointError(Exception):
+class CheckpointError(RunError):
     """A checkpoint that can't be written, read or used; the message is one line for the user.
 
     Source: ours: a run that stops has to say in one line what to do.
@@ -85,6 +87,7 @@ class Checkpoints:
             raise CheckpointError(f"{target} exists already; a step is saved once")
         arrays = _named(state)
         record = _record(arrays, note)
+        _hush_late_writes()
         try:
             self._remove_unfinished()
             stored = {name: leaf for name, leaf in arrays.items() if leaf.size}
@@ -221,6 +224,24 @@ def _quiet() -> Generator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+def _hush_late_writes() -> None:
+    """Keeps tracebacks off the terminal when several arrays can't be written.
+
+    The first failure is raised and ends orbax's event loop; each later one, at any time until the
+    process ends, is a traceback from tensorstore and a report from asyncio.
+    """
+    before = sys.unraisablehook
+    if getattr(before, "__module__", None) == __name__:
+        return
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    logging.getLogger("asyncio").addFilter(lambda one: "async_serialize" not in one.getMessage())
 
 
 def _named(tree: PyTree) -> dict[str, Any]:

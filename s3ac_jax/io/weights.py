@@ -8,10 +8,12 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from s3ac_jax.core.errors import RunError
+
 _DTYPES = ("float16", "bfloat16", "float32")
 
 
-class WeightsError(Exception):
+class WeightsError(RunError):
     """A weight file that can't be written or read; the message is one line for the user.
 
     Source: ours: one line instead of a parser's traceback.

@@ -11,11 +11,13 @@ from typing import Any
 
 import jax
 
+from s3ac_jax.core.errors import RunError
+
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _ABSENT = "absent"
 
 
-class WorkdirError(Exception):
+class WorkdirError(RunError):
     """A folder that can't hold this run; the message is one line for the user.
 
     Source: ours: a run that can't start has to say in one line what to do.

@@ -58,7 +58,7 @@ def actor_network(spec: DecoderSpec) -> Network:
 
 
 def critic_network(spec: DecoderSpec, *, head_std: float | None = None) -> Network:
-    """The critic: `critic_network(spec).abstract["backbone"]` has the actor's names and shapes.
+    """The critic; under `backbone` it has the actor's names and shapes, an LM head excepted.
 
     Source: S3AC (2610.35518): actor and critic share the architecture.
     """

@@ -7,6 +7,7 @@ import pathlib
 from typing import Any
 
 from tensorboardX import FileWriter
+
 # Generated protobuf modules, whose classes no type checker sees.
 from tensorboardX.proto.event_pb2 import (
     Event,  # pyrefly: ignore[missing-module-attribute]

@@ -104,11 +104,11 @@ class LocalRollout:
                 f"prompts are padded to {width} tokens, the limit is rollout.max_prompt_tokens = "
                 f"{self.max_prompt_tokens}"
             )
-        longest = int(np.max(sampling.max_tokens))
-        if longest > self.max_response_tokens or int(np.min(sampling.max_tokens)) < 1:
+        wrong = (sampling.max_tokens < 1) | (sampling.max_tokens > self.max_response_tokens)
+        if np.any(wrong):
             raise ValueError(
                 f"max_tokens must be in 1..{self.max_response_tokens} "
-                f"(rollout.max_response_tokens), got {longest}"
+                f"(rollout.max_response_tokens), got {int(sampling.max_tokens[np.argmax(wrong)])}"
             )
 
 

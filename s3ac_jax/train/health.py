@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from s3ac_jax.core.trees import first_nonfinite
+from s3ac_jax.core.errors import RunError
+from s3ac_jax.core.trees import first_nonfinite, named_leaves
 from s3ac_jax.core.types import PyTree, TrainBatch
 from s3ac_jax.models.network import Network
 
 
-class NonfiniteError(Exception):
+class NonfiniteError(RunError):
     """NaN or infinity in a loss or gradient; the message is one line.
 
     Source: ours: training stops before the optimiser step, saved checkpoints stay.
@@ -30,33 +31,44 @@ def check_finite(
         return
     raise NonfiniteError(
         f"{role} loss or gradient is not finite at {where}: {_origin(network, params, batches)}; "
-        "the update was not applied and the last checkpoint is good: lower the learning rate of "
-        f"this role (--config.{role}.lr) or look at that layer, then run the same command again"
+        "the update was not applied and the last checkpoint is good, but going on from it repeats "
+        f"this: lower --config.{role}.lr, with another --workdir, or look for the fault there"
     )
 
 
 def _origin(network: Network, params: PyTree, batches: list[TrainBatch]) -> str:
     bad_weight = first_nonfinite(params)
     if bad_weight is not None:
-        return f"weight {bad_weight} holds NaN or infinity"
+        return f"weight {bad_weight}{_layer_of(params, bad_weight)} holds NaN or infinity"
     for batch in batches:
         layer = first_bad_layer(network, params, batch)
         if layer is not None:
             return f"activations become NaN or infinite in {layer}"
-        bad_input = first_nonfinite(
-            {
-                "rewards": batch.packed.reward,
-                "sampler log-probs": batch.packed.logp_rollout,
-                "old log-probs": batch.logp_old,
-                "old values": batch.values_old,
-                "advantages": batch.advantages,
-                "returns": batch.returns,
-                "mismatch weights": batch.weights,
-            }
+        # In the order in which they come about: a bad reward makes bad advantages.
+        inputs = {
+            "rewards": batch.packed.reward,
+            "sampler log-probs": batch.packed.logp_rollout,
+            "old log-probs": batch.logp_old,
+            "old values": batch.values_old,
+            "advantages": batch.advantages,
+            "returns": batch.returns,
+            "mismatch weights": batch.weights,
+        }
+        bad_input = next(
+            (name for name, x in inputs.items() if first_nonfinite(x) is not None), None
         )
         if bad_input is not None:
             return f"weights and layers are fine, the batch's {bad_input} are not"
     return "weights, layers and batch are finite, so the gradient itself overflowed"
+
+
+def _layer_of(params: PyTree, name: str) -> str:
+    """Which layer of a weight stacked over layers is bad, in words; empty for other weights."""
+    if "layers/" not in name:
+        return ""
+    leaf = np.asarray(named_leaves(params)[name])
+    fine = np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)
+    return f" of layer {int(np.argmin(fine))} of {len(leaf)}"
 
 
 def first_bad_layer(network: Network, params: PyTree, batch: TrainBatch) -> str | None:

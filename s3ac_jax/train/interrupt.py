@@ -4,12 +4,17 @@ import signal
 from types import FrameType, TracebackType
 from typing import Self
 
+from s3ac_jax.core.errors import RunError
 
-class Interrupted(Exception):
+
+class Interrupted(RunError):
     """The run was asked to stop; the message says what is saved and how to go on.
 
-    Source: ours.
+    Source: ours: exit code 130, as shells report Ctrl-C.
     """
+
+    exit_code = 130
+    prefix = ""
 
 
 class StopRequest:

@@ -93,8 +93,11 @@ class OnlineLoop:
             state, report, host = run_tick(self.parts, state, run_key)
             self._flush()
             self._pending = (tick, report, host | held_out)
-        self._flush()
         self._save(state)
+        # The curve's last point: the policy after the last update.
+        held_out = evaluate(self.parts, params_of(state.actor), evaluation_key)
+        self.log.write(int(state.tick), held_out, STAGE)
+        self.progress.update(int(state.tick), held_out)
         return state
 
     def _flush(self) -> None:

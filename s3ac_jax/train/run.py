@@ -14,7 +14,7 @@ from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core.types import PyTree
 from s3ac_jax.io.checkpoint import Checkpoints
 from s3ac_jax.io.weights import load_weights, save_weights
-from s3ac_jax.io.workdir import Workdir
+from s3ac_jax.io.workdir import Workdir, WorkdirError
 from s3ac_jax.report import log as metric_log
 from s3ac_jax.report import summary, table
 from s3ac_jax.report.live import Progress, make_progress
@@ -218,5 +218,11 @@ def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
                 return whole.report(policies["late"], trained)
             finally:
                 whole.log.close()
+    except OSError as error:
+        # What is not a checkpoint: metrics, events, markers, the figure.
+        raise WorkdirError(
+            f"can't write to --workdir {folder.path}: {error.strerror or error}; make room, then "
+            f"go on with: {resume_command()}"
+        ) from error
     finally:
         folder.close()

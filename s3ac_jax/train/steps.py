@@ -221,9 +221,6 @@ def make_actor_step(
         low, high = recipe.surrogate.interval
         ratio = jnp.exp(jnp.where(packed.mask, logp - batch.logp_old, 0.0))
         return total, {
-            "policy_loss": Mean(
-                masked.total(weighted, packed.mask), jnp.sum(packed.mask, dtype=jnp.float32)
-            ),
             "entropy": Mean.of(entropy, packed.mask),
             "ratio_clipped": Mean.of((ratio < low) | (ratio > high), packed.mask),
         }
@@ -235,6 +232,7 @@ def make_actor_step(
             learner.trainable, batch, batch.packed.rows, micro_rows,
         )  # fmt: skip
         learner, applied = apply_gradients(learner, grads, total, tx, clip)
-        return learner, report | applied
+        tokens = jnp.maximum(batch.actor_tokens, 1.0)
+        return learner, report | applied | {"policy_loss": Mean(total * tokens, tokens)}
 
     return step

@@ -37,12 +37,15 @@ class PhaseTimes:
         self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - start
 
 
-def pack_batches(parts: Parts, scored: Scored, order: np.ndarray, num_batches: int) -> list[Packed]:
+def pack_batches(
+    parts: Parts, scored: Scored, order: np.ndarray, num_batches: int, *, most: int | None = None
+) -> list[Packed]:
     """The responses in `order`, cut into optimiser batches of one static shape, on the mesh.
 
+    most: responses that there might have been, len(order) if None; the shape follows from it.
     Source: ours.
     """
-    max_rows = parts.config.rows_for(-(-len(order) // num_batches))
+    max_rows = parts.config.rows_for(-(-(most or len(order)) // num_batches))
     pack_tokens = parts.config.train.pack_tokens
     batches = [
         pack(scored, rows, pack_tokens=pack_tokens, max_rows=max_rows)
@@ -85,7 +88,8 @@ def run_tick(
     with times.phase("score"):
         order = np.asarray(jax.random.permutation(shuffle_key, len(index)))
         order = order[_kept(parts, scored)[order]]
-        packed = pack_batches(parts, scored, order, config.train.minibatches)
+        # A grading that failed leaves its response out; the shape must not follow.
+        packed = pack_batches(parts, scored, order, config.train.minibatches, most=len(index))
         scores = [parts.score(actor_params, critic_params, batch) for batch in packed]
         jax.block_until_ready(scores)
     with times.phase("prepare"):

@@ -67,7 +67,9 @@ def value_batches(parts: Parts, scored: Scored, epochs: int, seed: int) -> Itera
 
 def _start(parts: Parts, role: Role, backbone: PyTree) -> Learner:
     key = jax.random.fold_in(jax.random.key(parts.config.seed), 2)
-    return fresh_learner(role, parts.mesh, key, start={"backbone": backbone})
+    # A policy with an LM head of its own has one weight more than a backbone.
+    kept = {name: backbone[name] for name in role.network.abstract["backbone"]}
+    return fresh_learner(role, parts.mesh, key, start={"backbone": kept})
 
 
 def _watch(parts: Parts, role: Role, backbone: PyTree, batches: Iterator[TrainBatch], num: int):
@@ -87,10 +89,13 @@ def diagnose(parts: Parts, scored: Scored, backbone: PyTree) -> dict[str, dict[s
     """The first steps of value pretraining with ordinary settings and with S3AC's.
 
     ordinary: head std 1/sqrt(H), gradient clip 1. s3ac: head std 1/(H+1), clip 10.
-    Of each: head_share of the squared gradient norm, clipped_steps, value_loss.
+    Of each: head_share of the squared gradient norm, clipped_steps, value_loss. Nothing without
+    diagnose_steps.
     Source: S3AC (2610.35518), head domination.
     """
     num = parts.config.value_pretraining.diagnose_steps
+    if not num:
+        return {}
     lr = parts.config.value_pretraining.lr
     ordinary_std = parts.config.model.hidden_size**-0.5
     arms = {

@@ -159,8 +159,12 @@ def test_hasty_demonstrations_quit_and_guess(quit_rate):
             want = (1 - quit_rate) ** (n - 1) * (quit_rate if n < steps else 1.0)
             np.testing.assert_allclose((written[mine] == n).mean(), want, atol=0.025)
         assert right[mine & (written == steps)].all()
-    # A guess is right one time in ten.
-    np.testing.assert_allclose(right[written < problems.num_steps].mean(), 0.1, atol=0.015)
+    # A guess is any of the ten digits, and right one time in ten.
+    guessed = written < problems.num_steps
+    np.testing.assert_allclose(right[guessed].mean(), 0.1, atol=0.015)
+    guesses = np.array([int(response[-1]) for response in responses])[guessed]
+    share = np.bincount(guesses, minlength=10) / len(guesses)
+    np.testing.assert_allclose(share, 0.1, atol=0.015)
 
 
 def test_quit_rate_per_problem():

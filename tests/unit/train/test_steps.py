@@ -310,7 +310,7 @@ def test_actor_loss_and_entropy_by_hand(scored, params, packed, batch):
     np.testing.assert_allclose(
         got["final_norm"], final_norm / batch.actor_tokens, rtol=1e-4, atol=1e-5
     )
-    assert report["policy_loss"] == pytest.approx(loss / tokens, rel=1e-4)
+    assert report["policy_loss"] == pytest.approx(loss / batch.actor_tokens, rel=1e-4)
     assert report["entropy"] == pytest.approx(entropy / tokens, rel=1e-5)
     assert report["ratio_clipped"] == pytest.approx(clipped / tokens, abs=1e-6)
     assert clipped > 0
