@@ -153,9 +153,7 @@ def outcome_metrics(split: Split, scored: Scored) -> dict[str, float]:
         "response_tokens": float(rollout.num_tokens.mean()),
         "truncated": float(1 - rollout.stopped.mean()),
         "step_accuracy": float(steps.right.sum() / steps.required.sum()),
-        "worked_answers": float(np.mean(all_right[scored.success]))
-        if scored.success.any()
-        else 0.0,
+        "worked_answers": float((all_right & scored.success).sum() / max(scored.success.sum(), 1)),
     }
     for level in np.unique(levels):
         of_level = levels == level
