@@ -97,7 +97,6 @@ class OnlineLoop:
         # The curve's last point: the policy after the last update.
         held_out = evaluate(self.parts, params_of(state.actor), evaluation_key)
         self.log.write(int(state.tick), held_out, STAGE)
-        self.progress.update(int(state.tick), held_out)
         return state
 
     def _flush(self) -> None:

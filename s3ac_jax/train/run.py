@@ -69,8 +69,10 @@ class Run:
             self.progress.stage("value_pretraining", max(1, batches) * config.epochs)
             self.log.rewind("value_pretraining", 0)
             key = jax.random.fold_in(jax.random.key(parts.config.seed), 1)
+            self.progress.note(f"rolling out {sum(config.prompts.values())} prompts for the critic")
             scored, rates = value_pretraining.coverage_rollouts(parts, policies, key)
             backbone = policies["late"]
+            self.progress.note(f"diagnosing the first {config.diagnose_steps} critic steps, twice")
             found = value_pretraining.diagnose(parts, scored, backbone)
             critic = value_pretraining.pretrain_critic(
                 parts, scored, backbone, self._update("value_pretraining")
