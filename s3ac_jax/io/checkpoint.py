@@ -230,7 +230,7 @@ def _hush_late_writes() -> None:
     """Keeps tracebacks off the terminal when several arrays can't be written.
 
     The first failure is raised and ends orbax's event loop; each later one, at any time until the
-    process ends, is a traceback from tensorstore and a report from asyncio.
+    process ends, is a traceback from tensorstore, a report from asyncio and a line from orbax.
     """
     before = sys.unraisablehook
     if getattr(before, "__module__", None) == __name__:
@@ -241,7 +241,8 @@ def _hush_late_writes() -> None:
             before(unraisable)
 
     sys.unraisablehook = hook
-    logging.getLogger("asyncio").addFilter(lambda one: "async_serialize" not in one.getMessage())
+    for name, late in (("asyncio", "async_serialize"), ("absl", "_SignalingThread.run() raised")):
+        logging.getLogger(name).addFilter(lambda one, late=late: late not in one.getMessage())
 
 
 def _named(tree: PyTree) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def programs(parts):
         "score": (parts.score, (actor_params, critic_params, packed)),
         "prompt_values": (
             parts.prompt_values,
-            (critic_params, prompts, of(prompts.shape[:1], int)),
+            (critic_params, prompts, of(prompts.shape[:1], jnp.int32)),
         ),
         "prepare": (parts.prepare, ([packed] * number, [(of(shape),) * 2] * number, of((2,)))),
         "critic_step": (parts.critic_step, (critic, batch)),
