@@ -5,6 +5,7 @@ Each says through `weigh` what a token's loss is multiplied by and whether it wa
 """
 
 import dataclasses
+import math
 from typing import Literal
 
 import jax.numpy as jnp
@@ -20,6 +21,12 @@ class _Guard:
     def __post_init__(self):
         if self.denominator not in ("kept", "all"):
             raise ValueError(f"denominator is 'kept' or 'all', got {self.denominator!r}")
+        low, high = getattr(self, "low", 0.0), getattr(self, "high", math.inf)
+        if not 0 <= low <= high or not high > 0:
+            raise ValueError(f"the band must have 0 <= low <= high, got {low}, {high}")
+        for name in ("veto", "cap"):
+            if not getattr(self, name, 1.0) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
     def num_tokens(self, keep: Bool[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, ""]:
         """Tokens that the actor's token mean divides by; may be 0 when all were rejected.

@@ -69,6 +69,15 @@ class Daps:
     decay: float = 0.99
     reads_values: ClassVar[bool] = True
 
+    def __post_init__(self):
+        if not self.n_c >= 0:
+            raise ValueError(f"n_c must not be negative, got {self.n_c}")
+        for name in ("a_min", "decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in 0..1, got {getattr(self, name)}")
+        if self.a_min == self.n_c == 0:
+            raise ValueError("with a_min and n_c both 0 no prompt might ever be accepted")
+
     def acceptance(
         self, value: Float[Array, "P"], successes: Float[Array, "P"], attempts: Float[Array, "P"]
     ) -> Float[Array, "P"]:
@@ -127,19 +136,33 @@ class LengthAdaptiveGae:
         num_trainable: Int[Array, "B T"],
         segment_ids: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T"]:
-        """A per token, 0 where not mask; num_trainable: tokens of the token's response.
+        """Raw A per token, 0 where not mask; num_trainable: tokens of the token's response.
 
         Source: VAPO (2504.05118).
         """
         lam = length_adaptive_lambda(num_trainable, alpha=self.alpha)
-        raw = gae(values, rewards, mask, lam=lam, segment_ids=segment_ids)
-        return masked.whiten(raw, mask) if self.whiten else raw
+        return gae(values, rewards, mask, lam=lam, segment_ids=segment_ids)
+
+    def scaled(
+        self, advantages: Float[Array, "B T"], mask: Bool[Array, "B T"]
+    ) -> Float[Array, "B T"]:
+        """What the surrogate is given: raw A, or A whitened over the batch.
+
+        Source: ours: apart from the raw ones, which the metrics need.
+        """
+        return masked.whiten(advantages, mask) if self.whiten else advantages
 
 
 @dataclasses.dataclass(frozen=True)
 class _Clipped:
     eps_low: float
     eps_high: float
+
+    def __post_init__(self):
+        if not (self.eps_low >= 0 and self.eps_high >= 0):
+            raise ValueError(
+                f"eps_low and eps_high must not be negative, got {self.eps_low}, {self.eps_high}"
+            )
 
     @property
     def interval(self) -> tuple[float, float]:

@@ -12,9 +12,10 @@ from s3ac_jax.parallel.mesh import MeshSpec
 
 def _at_least(section: str, config: object, **least: float) -> None:
     for name, low in least.items():
-        if not getattr(config, name) >= low:
+        if not low <= getattr(config, name) < 2**31:
             raise ValueError(
-                f"{section}.{name} must be at least {low}, got {getattr(config, name)}"
+                f"{section}.{name} must be at least {low} and below 2**31, got "
+                f"{getattr(config, name)}"
             )
 
 
@@ -140,8 +141,9 @@ class SftConfig:
                 f"sft.early_step ({self.early_step}) must come before sft.careful_steps "
                 f"({self.careful_steps})"
             )
-        if not 0 <= self.quit_most <= 1:
-            raise ValueError(f"sft.quit_most is a probability, got {self.quit_most}")
+        for name in ("quit_most", "quit_slope"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"sft.{name} must be in 0..1, got {getattr(self, name)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,6 +298,11 @@ class RunConfig:
             )
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be in 0..{2**32 - 1}, got {self.seed}")
+        if self.rollout.max_response_tokens < self.task.max_answer_tokens:
+            raise ValueError(
+                f"rollout.max_response_tokens ({self.rollout.max_response_tokens}) must hold the "
+                f"longest right answer ({self.task.max_answer_tokens} tokens, from task.max_steps)"
+            )
         if self.train.pack_tokens < self.longest:
             raise ValueError(
                 f"train.pack_tokens ({self.train.pack_tokens}) must hold the longest prompt "

@@ -61,6 +61,12 @@ class Workdir:
         """
         path = self.path / "config.json"
         if not path.exists():
+            left = sorted([*self.path.glob("stage_*.json"), *self.path.glob("checkpoints")])
+            if left:
+                raise WorkdirError(
+                    f"{self.path} has no config.json but holds {left[0].name} of an earlier run; "
+                    "restore config.json or use another --workdir"
+                )
             self._write("versions.json", versions())
             self._write("config.json", config)
             return
@@ -95,15 +101,25 @@ class Workdir:
         """
         self._write(f"stage_{name}.json", facts)
 
-    def stage_facts(self, name: str) -> dict[str, Any]:
-        """What `mark_stage` recorded for stage `name`.
+    def stage_facts(self, name: str, *needed: str) -> dict[str, Any]:
+        """What `mark_stage` recorded for stage `name`; `needed`: keys that must be there.
 
-        Raises WorkdirError if the stage isn't done or its marker can't be read.
+        Raises WorkdirError if the stage isn't done or its marker can't be used.
         Source: ours: stages hand facts on through the folder, so that resume sees the same.
         """
         if not self.stage_done(name):
             raise WorkdirError(f"stage {name} isn't done in {self.path}")
-        return self._read(f"stage_{name}.json")
+        path = self.path / f"stage_{name}.json"
+        try:
+            facts = self._read(path.name)
+            missing = next((key for key in needed if key not in facts), None)
+        except WorkdirError as error:
+            raise WorkdirError(
+                f"{path} can't be read; delete it to run that stage again"
+            ) from error
+        if missing is not None:
+            raise WorkdirError(f"{path} lacks {missing!r}; delete it to run that stage again")
+        return facts
 
     def close(self) -> None:
         """Lets the next run have the folder.

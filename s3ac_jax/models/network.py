@@ -18,9 +18,11 @@ from s3ac_jax.models.spec import DecoderSpec
 class Network:
     """An NNX module split from its weights, which are plain nested dicts everywhere else.
 
-    abstract: ShapeDtypeStructs of the weights. axes: logical axis names of each weight.
+    spec: what it looks like. abstract: ShapeDtypeStructs of the weights. axes: logical axis names
+    of each weight.
     """
 
+    spec: DecoderSpec
     graphdef: Any
     abstract: PyTree
     axes: PyTree
@@ -41,12 +43,12 @@ class Network:
         return nnx.merge(self.graphdef, nnx.State(params))
 
 
-def _network(build: Callable[[PRNGKeyArray | Array], nnx.Module]) -> Network:
+def _network(spec: DecoderSpec, build: Callable[[PRNGKeyArray | Array], nnx.Module]) -> Network:
     graphdef, state = nnx.split(nnx.eval_shape(lambda: build(jax.random.key(0))))
     axes = jax.tree.map(
         lambda leaf: leaf.get_metadata()["axes"], state, is_leaf=lambda x: isinstance(x, nnx.Param)
     )
-    return Network(graphdef, nnx.to_pure_dict(state), nnx.to_pure_dict(axes), build)
+    return Network(spec, graphdef, nnx.to_pure_dict(state), nnx.to_pure_dict(axes), build)
 
 
 def actor_network(spec: DecoderSpec) -> Network:
@@ -54,7 +56,7 @@ def actor_network(spec: DecoderSpec) -> Network:
 
     Source: ours.
     """
-    return _network(lambda key: Decoder(spec, rngs=nnx.Rngs(params=key)))
+    return _network(spec, lambda key: Decoder(spec, rngs=nnx.Rngs(params=key)))
 
 
 def critic_network(spec: DecoderSpec, *, head_std: float | None = None) -> Network:
@@ -62,4 +64,4 @@ def critic_network(spec: DecoderSpec, *, head_std: float | None = None) -> Netwo
 
     Source: S3AC (2610.35518): actor and critic share the architecture.
     """
-    return _network(lambda key: Critic(spec, head_std=head_std, rngs=nnx.Rngs(params=key)))
+    return _network(spec, lambda key: Critic(spec, head_std=head_std, rngs=nnx.Rngs(params=key)))

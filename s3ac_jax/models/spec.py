@@ -1,6 +1,7 @@
 """What a decoder looks like, as a value."""
 
 import dataclasses
+import math
 from typing import Literal
 
 
@@ -38,6 +39,11 @@ class DecoderSpec:
                      "head_dim", "intermediate_size"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"model.{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("rope_theta", "rms_norm_eps", "init_std"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"model.{name} must be positive and finite, got {getattr(self, name)}"
+                )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"model.num_heads ({self.num_heads}) must be a multiple of "

@@ -64,7 +64,8 @@ def make_mesh(spec: MeshSpec, devices: Sequence[jax.Device] | None = None) -> Me
     devices = jax.devices() if devices is None else devices
     if len(devices) < spec.num_devices:
         raise ValueError(
-            f"the mesh needs {spec.num_devices} devices ({spec}), {len(devices)} are here"
+            f"mesh.data x mesh.fsdp x ... needs {spec.num_devices} devices, here: {len(devices)}; "
+            "lower them (or, on CPU, set XLA_FLAGS=--xla_force_host_platform_device_count=N)"
         )
     grid = np.array(devices[: spec.num_devices]).reshape(dataclasses.astuple(spec))
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))

@@ -15,6 +15,15 @@ from tensorboardX.proto.event_pb2 import (
 )
 from tensorboardX.proto.summary_pb2 import Summary  # pyrefly: ignore[missing-module-attribute]
 
+from s3ac_jax.core.errors import RunError
+
+
+class MetricLogError(RunError, ValueError):
+    """A metrics.jsonl that can't be read; the message is one line for the user.
+
+    Source: ours: a run that stops has to say in one line what to do.
+    """
+
 
 class MetricLog:
     """Appends to `metrics.jsonl` in the run's folder and to TensorBoard events below `tb/`.
@@ -96,7 +105,8 @@ class MetricLog:
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Lines of a metrics.jsonl as dicts, oldest first; null becomes None. No file: no lines.
 
-    Raises ValueError if a line other than the last is no JSON (the last may be torn by a kill).
+    Raises MetricLogError if a line other than the last is damaged (the last may be torn by a
+    kill).
     Source: ours: a log must be readable while it is written and after any crash.
     """
     path = pathlib.Path(path)
@@ -106,8 +116,13 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
+            if not (isinstance(record, dict) and {"stage", "tick"} <= record.keys()):
+                raise ValueError("no metrics")
+            records.append(record)
         except ValueError as error:
             if number < len(lines):
-                raise ValueError(f"{path}, line {number} is no JSON; delete that line") from error
+                raise MetricLogError(
+                    f"{path}, line {number} is no line of metrics; delete that line"
+                ) from error
     return records

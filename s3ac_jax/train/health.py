@@ -15,24 +15,25 @@ from s3ac_jax.models.network import Network
 class NonfiniteError(RunError):
     """NaN or infinity in a loss or gradient; the message is one line.
 
-    Source: ours: training stops before the optimiser step, saved checkpoints stay.
+    Source: ours: the step that met it changed nothing, saved checkpoints stay.
     """
 
 
 def check_finite(
     role: str, network: Network, params: PyTree, report: dict[str, Any], batches: list[TrainBatch],
-    where: str,
+    where: str, setting: str,
 ) -> None:  # fmt: skip
     """Raises NonfiniteError if a step of `role` met NaN or infinity and therefore did nothing.
 
+    setting: the learning rate to look at, as in --config.<setting>.
     Source: ours: the step has already left weights and moments as they were.
     """
     if float(jax.device_get(report["nonfinite"].peak)) <= 0:
         return
     raise NonfiniteError(
         f"{role} loss or gradient is not finite at {where}: {_origin(network, params, batches)}; "
-        "the update was not applied and the last checkpoint is good, but going on from it repeats "
-        f"this: lower --config.{role}.lr, with another --workdir, or look for the fault there"
+        "that update was not applied and the last checkpoint is good, but going on from it repeats "
+        f"this: lower --config.{setting}, with another --workdir, or look for the fault there"
     )
 
 

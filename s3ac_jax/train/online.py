@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from s3ac_jax.config.boundary import ConfigError
 from s3ac_jax.core.metrics import finalize
 from s3ac_jax.core.types import PyTree, RunState
 from s3ac_jax.io.checkpoint import Checkpoints
@@ -65,6 +66,11 @@ class OnlineLoop:
         if latest is None:
             self.log.rewind(STAGE, 0)
             return fresh_state(self.parts, policy, critic)
+        if latest > self.parts.config.train.num_ticks:
+            raise ConfigError(
+                f"train.num_ticks is {self.parts.config.train.num_ticks}, but this run is already "
+                f"at tick {latest}; raise it or use another --workdir"
+            )
         state, _ = self.checkpoints.restore(latest, abstract_state(self.parts))
         self.log.rewind(STAGE, latest)
         self.progress.note(f"resumed at tick {latest}")
@@ -100,7 +106,7 @@ class OnlineLoop:
         return state
 
     def _flush(self) -> None:
-        """Fetches and writes the metrics of the tick before, while the device is at this one."""
+        """Writes the metrics of the tick before."""
         if self._pending is None:
             return
         tick, report, host = self._pending

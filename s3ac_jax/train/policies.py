@@ -43,7 +43,8 @@ def load_policies(folder: Path, network: Network, names: tuple[str, ...]) -> dic
     wanted = {name: leaf.shape for name, leaf in named_leaves(network.abstract).items()}
     for name in names:
         path = folder / f"{name}.safetensors"
-        params, _ = load_weights(path)
+        params, metadata = load_weights(path)
+        _same_numbers(path, network, metadata)
         found = {key: leaf.shape for key, leaf in named_leaves(params).items()}
         for key in sorted(wanted.keys() | found.keys()):
             if wanted.get(key) != found.get(key):
@@ -56,6 +57,18 @@ def load_policies(folder: Path, network: Network, names: tuple[str, ...]) -> dic
     return policies
 
 
+def _same_numbers(path: Path, network: Network, metadata: dict[str, str]) -> None:
+    """What shapes can't show: the numbers of the model that the weights were trained under."""
+    made = json.loads(metadata.get("made_with", "{}")).get("model", {})
+    for key in ("rope_theta", "rms_norm_eps"):
+        if made.get(key) != getattr(network.spec, key):
+            raise WeightsError(
+                f"{path} was made with model.{key} = {made.get(key)}, the config has "
+                f"{getattr(network.spec, key)}; use that value or set sft.embedded=False"
+            )
+
+
 def policy_facts(config: RunConfig) -> dict:
     """What a policy file says of its making. Source: ours."""
-    return {"sft": vars(config.sft), "task": vars(config.task), "seed": config.seed}
+    sections = {name: vars(getattr(config, name)) for name in ("sft", "task", "model")}
+    return {**sections, "seed": config.seed}

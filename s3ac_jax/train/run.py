@@ -1,6 +1,7 @@
 """A whole run: base policies, value pretraining, online S3AC, report; each stage once."""
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from s3ac_jax.config.boundary import FREE_KEYS, ConfigError, to_dict
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core.types import PyTree
 from s3ac_jax.io.checkpoint import Checkpoints
-from s3ac_jax.io.weights import load_weights, save_weights
+from s3ac_jax.io.weights import WeightsError, load_weights, save_weights
 from s3ac_jax.io.workdir import Workdir, WorkdirError
 from s3ac_jax.report import log as metric_log
 from s3ac_jax.report import summary, table
@@ -45,6 +46,7 @@ class Run:
         """
         folder, names = self.workdir.path / "policies", policy_files.POLICIES
         network = self.parts.actor.network
+        self.progress.stage("policies", 0)
         if self.parts.config.sft.embedded:
             return policy_files.load_policies(policy_files.embedded_folder(), network, names)
         if not self.workdir.stage_done("policies"):
@@ -72,7 +74,8 @@ class Run:
             self.progress.note(f"rolling out {sum(config.prompts.values())} prompts for the critic")
             scored, rates = value_pretraining.coverage_rollouts(parts, policies, key)
             backbone = policies["late"]
-            self.progress.note(f"diagnosing the first {config.diagnose_steps} critic steps, twice")
+            if config.diagnose_steps:
+                self.progress.note(f"diagnosing the first {config.diagnose_steps} steps, twice")
             found = value_pretraining.diagnose(parts, scored, backbone)
             critic = value_pretraining.pretrain_critic(
                 parts, scored, backbone, self._update("value_pretraining")
@@ -81,9 +84,16 @@ class Run:
             save_weights(path, jax.tree.map(np.asarray, critic), {"run": parts.config.name})
             facts = {"success_rates": rates, "diagnoses": found, **explained}
             self.workdir.mark_stage("value_pretraining", facts)
-        for line in _pretraining_lines(self.workdir.stage_facts("value_pretraining")):
+        else:
+            self.progress.stage("value_pretraining", 0)
+        needed = ("success_rates", "diagnoses", "explained_variance")
+        for line in _pretraining_lines(self.workdir.stage_facts("value_pretraining", *needed)):
             self.progress.note(line)
-        return load_weights(path)[0]
+        try:
+            return load_weights(path)[0]
+        except WeightsError as error:
+            marker = self.workdir.path / "stage_value_pretraining.json"
+            raise WorkdirError(f"{error}; delete {marker} to pretrain the critic again") from error
 
     def online(self, policies: dict[str, PyTree], critic: PyTree) -> PyTree:
         """The trained policy's weights. Source: S3AC (2610.35518)."""
@@ -111,7 +121,9 @@ class Run:
             }
         facts = {"value_pretraining": self.workdir.stage_facts("value_pretraining"), **outcomes}
         path = self.workdir.path / "results.json"
-        path.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
+        temporary = path.with_name("results.json.tmp")
+        temporary.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
+        temporary.replace(path)
         rows, totals = table_rows(self.parts, outcomes)
         shown = {
             "name": self.parts.config.name,
@@ -140,7 +152,9 @@ class Run:
 
 def resume_command() -> str:
     """The command that goes on with this run: the one that began it. Source: ours."""
-    return f"python {shlex.join(sys.argv)}"
+    flags = os.environ.get("XLA_FLAGS")
+    prefix = f"XLA_FLAGS={shlex.quote(flags)} " if flags else ""
+    return prefix + shlex.join([sys.executable, *sys.argv])
 
 
 def _pretraining_lines(facts: dict[str, Any]) -> list[str]:
@@ -206,8 +220,14 @@ def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
     """
     try:
         parts = build(config)
+        if config.sft.embedded:
+            # Before the workdir is claimed: a rejected start must leave it to the next one.
+            folder, names = policy_files.embedded_folder(), policy_files.POLICIES
+            policy_files.load_policies(folder, parts.actor.network, names)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    except MemoryError as error:
+        raise ConfigError(f"the task does not fit into memory ({error})") from error
     folder = Workdir(workdir)
     try:
         folder.claim(to_dict(config), FREE_KEYS)

@@ -20,6 +20,7 @@ from s3ac_jax.core.types import Learner, Packed, Prompt, PyTree, Rollout, Scored
 from s3ac_jax.data import arithmetic
 from s3ac_jax.train import micro
 from s3ac_jax.train.build import Parts, Role, fresh_learner
+from s3ac_jax.train.health import check_finite
 from s3ac_jax.train.learner import apply_gradients, make_optimizer, params_of
 from s3ac_jax.train.steps import read_logp
 from s3ac_jax.train.tick import pack_batches
@@ -85,13 +86,14 @@ def train_policies(
     phases = (
         (
             sft.careful_steps,
-            sft.careful_lr,
+            "sft.careful_lr",
             0.0,
             {sft.early_step: "early", sft.careful_steps: "middle"},
         ),
-        (sft.hasty_steps, sft.hasty_lr, sft.quit_most, {sft.hasty_steps: "late"}),
+        (sft.hasty_steps, "sft.hasty_lr", sft.quit_most, {sft.hasty_steps: "late"}),
     )
-    for num_steps, lr, quit_most, kept in phases:
+    for num_steps, setting, quit_most, kept in phases:
+        lr = getattr(sft, setting.removeprefix("sft."))
         role = _phase(config, parts, num_steps, lr)
         learner = fresh_learner(role, parts.mesh, jax.random.key(config.seed), start=start)
         step = make_sft_step(role, micro_rows=config.train.micro_rows)
@@ -103,6 +105,10 @@ def train_policies(
             scored = demonstration_batch(problems, rng, quit_rate=rates)
             (packed,) = pack_batches(parts, scored, np.arange(len(problems)), 1)
             learner, report = step(learner, packed)
+            params = params_of(learner)
+            check_finite(
+                "policy", role.network, params, report, [], f"warm-start step {number}", setting
+            )
             done += 1
             if number % 50 == 0 or number in kept:
                 update(done, finalize(report))

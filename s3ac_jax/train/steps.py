@@ -102,9 +102,10 @@ def make_prepare(
         )
         logp_old, values_old = (jnp.concatenate(x) for x in zip(*scores, strict=True))
         mask, segment_ids = one.mask, one.segment_ids
-        advantages = recipe.advantage.advantages(
+        raw = recipe.advantage.advantages(
             values_old, one.reward, mask, one.num_trainable, segment_ids
         )
+        advantages = recipe.advantage.scaled(raw, mask)
         returns = recipe.critic.returns(values_old, one.reward, mask, segment_ids)
         if recipe.entropy is not None:
             group = jnp.maximum(one.response, 0) // recipe.responses_per_prompt
@@ -112,7 +113,7 @@ def make_prepare(
             band = jnp.stack(recipe.entropy.update(band[0], band[1], surprisal))
             advantages = recipe.entropy.scale(advantages, surprisal[group], band[0], band[1])
         weights, keep = recipe.guard.weigh(logp_old, one.logp_rollout, mask, segment_ids)
-        report = _rollout_report(one, logp_old, values_old, advantages, returns, weights, keep)
+        report = _rollout_report(one, logp_old, values_old, raw, returns, weights, keep)
 
         batches, start = [], 0
         for part in packed:

@@ -20,7 +20,7 @@ from s3ac_jax.train.learner import params_of
 
 
 class PhaseTimes:
-    """Seconds per phase of one tick; `done` waits for the device, so that a phase owns its work.
+    """Seconds per phase of one tick; a phase waits for its own device work before it ends.
 
     Source: ours.
     """
@@ -109,6 +109,7 @@ def run_tick(
             critic_report,
             batches,
             f"tick {tick}",
+            "critic.lr",
         )
     with times.phase("actor"):
         actor, actor_report = state.actor, {}
@@ -117,7 +118,13 @@ def run_tick(
             actor_report = metrics.merge(actor_report, new)
         jax.block_until_ready(actor)
         check_finite(
-            "actor", parts.actor.network, params_of(actor), actor_report, batches, f"tick {tick}"
+            "actor",
+            parts.actor.network,
+            params_of(actor),
+            actor_report,
+            batches,
+            f"tick {tick}",
+            "actor.lr",
         )
 
     after = RunState(actor, critic, stats, draw.cursor, band, np.int32(tick + 1))
@@ -177,6 +184,26 @@ def selection_metrics(parts: Parts, draw: Draw) -> dict[str, float]:
     return result
 
 
+def respond(
+    parts: Parts,
+    split: Split,
+    index: np.ndarray,
+    key: PRNGKeyArray,
+    *,
+    temperature: float | None = None,
+) -> Scored:
+    """Graded responses of the rollout engine's present weights to these prompts of the split.
+
+    temperature: that of the config's rollouts when None. Source: ours.
+    """
+    config = parts.config.rollout
+    sampling = make_sampling(
+        key, len(index), max_tokens=config.max_response_tokens,
+        temperature=config.temperature if temperature is None else temperature,
+    )  # fmt: skip
+    return split.verifier.grade(parts.rollout.generate(split.prompts.take(index), sampling))
+
+
 def evaluate(
     parts: Parts,
     params: PyTree,
@@ -190,14 +217,10 @@ def evaluate(
     temperature: that of the rollouts when None, 0 is greedy.
     Source: ours: the same engine as training and the same key each time.
     """
-    config, split = parts.config, parts.held_out
+    split = parts.held_out
     rows = np.repeat(np.arange(len(split.prompts)), samples)
     parts.rollout.update_weights(params, -1)
-    sampling = make_sampling(
-        key, len(rows), max_tokens=config.rollout.max_response_tokens,
-        temperature=config.rollout.temperature if temperature is None else temperature,
-    )  # fmt: skip
-    scored = split.verifier.grade(parts.rollout.generate(split.prompts.take(rows), sampling))
+    scored = respond(parts, split, rows, key, temperature=temperature)
     outcome = outcome_metrics(split, scored)
     return {
         f"held_out/{name.replace('success', 'accuracy').replace('/', '_')}": value

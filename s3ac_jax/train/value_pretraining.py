@@ -10,11 +10,11 @@ import numpy as np
 from s3ac_jax.algos.recipe import CriticSpec
 from s3ac_jax.core import metrics
 from s3ac_jax.core.types import Learner, Packed, PyTree, Scored, TrainBatch
-from s3ac_jax.rollout.local import make_sampling
 from s3ac_jax.train import steps
 from s3ac_jax.train.build import Parts, Role, fresh_learner, make_critic
+from s3ac_jax.train.health import check_finite
 from s3ac_jax.train.learner import params_of
-from s3ac_jax.train.tick import pack_batches
+from s3ac_jax.train.tick import pack_batches, respond
 
 Update = Callable[[int, dict[str, float]], None]
 
@@ -34,11 +34,8 @@ def coverage_rollouts(
         order = jax.random.permutation(policy_key, len(split.prompts))
         index = np.resize(np.asarray(order), wanted)
         parts.rollout.update_weights(policies[name], number)
-        sampling = make_sampling(
-            jax.random.fold_in(policy_key, 1), wanted, temperature=config.rollout.temperature,
-            max_tokens=config.rollout.max_response_tokens,
-        )  # fmt: skip
-        scored = split.verifier.grade(parts.rollout.generate(split.prompts.take(index), sampling))
+        sample_key = jax.random.fold_in(policy_key, 1)
+        scored = respond(parts, split, index, sample_key)
         parts_scored.append(scored)
         rates[name] = float(scored.success.mean())
     return jax.tree.map(lambda *x: np.concatenate(x), *parts_scored), rates
@@ -124,6 +121,15 @@ def pretrain_critic(parts: Parts, scored: Scored, backbone: PyTree, update: Upda
     learner = _start(parts, role, backbone)
     for number, batch in enumerate(value_batches(parts, scored, config.epochs, 3)):
         learner, report = step(learner, batch)
+        check_finite(
+            "critic",
+            role.network,
+            params_of(learner),
+            report,
+            [batch],
+            f"value-pretraining step {number + 1}",
+            "value_pretraining.lr",
+        )
         named = {
             key if key == "value_loss" else f"critic_{key}": value
             for key, value in metrics.finalize(report).items()
@@ -139,16 +145,12 @@ def on_base_policy(
 
     Source: S3AC (2610.35518): explained variance when online training starts.
     """
-    config, split = parts.config, parts.train
+    split = parts.train
     sample_key, order_key = jax.random.split(jax.random.fold_in(key, 99))
     order = np.asarray(jax.random.permutation(order_key, len(split.prompts)))
     index = order[: min(len(order), 1024)]
     parts.rollout.update_weights(policy, -1)
-    sampling = make_sampling(
-        sample_key, len(index), temperature=config.rollout.temperature,
-        max_tokens=config.rollout.max_response_tokens,
-    )  # fmt: skip
-    scored = split.verifier.grade(parts.rollout.generate(split.prompts.take(index), sampling))
+    scored = respond(parts, split, index, sample_key)
     batches = pack_batches(parts, scored, np.arange(len(index)), max(1, len(index) // 256))
     scores = [parts.score(policy, critic, batch) for batch in batches]
     _, _, report = parts.prepare(batches, scores, jnp.full(2, jnp.nan))
