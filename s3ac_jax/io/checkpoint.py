@@ -241,8 +241,9 @@ def _hush_late_writes() -> None:
             before(unraisable)
 
     sys.unraisablehook = hook
-    for name, late in (("asyncio", "async_serialize"), ("absl", "_SignalingThread.run() raised")):
-        logging.getLogger(name).addFilter(lambda one, late=late: late not in one.getMessage())
+    late = ("async_serialize", "exception was never retrieved", "_SignalingThread.run() raised")
+    for name in ("asyncio", "absl"):
+        logging.getLogger(name).addFilter(lambda one: not any(x in one.getMessage() for x in late))
 
 
 def _named(tree: PyTree) -> dict[str, Any]:

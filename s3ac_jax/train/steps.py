@@ -114,6 +114,7 @@ def make_prepare(
             advantages = recipe.entropy.scale(advantages, surprisal[group], band[0], band[1])
         weights, keep = recipe.guard.weigh(logp_old, one.logp_rollout, mask, segment_ids)
         report = _rollout_report(one, logp_old, values_old, raw, returns, weights, keep)
+        report["advantage_std"] = Mean.of(jnp.sqrt(masked.var(advantages, mask)))
 
         batches, start = [], 0
         for part in packed:
@@ -147,7 +148,6 @@ def _rollout_report(
         "explained_variance": Mean.of(value.explained_variance(values_old, returns, mask)),
         "value_mean_error": Mean.of(value.mean_error(values_old, returns, mask)),
         "actor_target_ev": Mean.of(value.actor_target_ev(advantages, values_old, mask)),
-        "advantage_std": Mean.of(jnp.sqrt(masked.var(advantages, mask))),
         "mismatch_abs_log": Mean.of(jnp.abs(logp_old - packed.logp_rollout), mask),
         "mismatch_kept": Mean.of(keep, mask),
         "mismatch_ess": Mean.of(offpolicy.effective_sample_size(weights, keep) / tokens),

@@ -13,6 +13,7 @@ from s3ac_jax.algos.guards import TruncatedImportance
 from s3ac_jax.core.metrics import finalize
 from s3ac_jax.core.trees import all_finite
 from s3ac_jax.io.checkpoint import Checkpoints
+from s3ac_jax.io.weights import WeightsError
 from s3ac_jax.report.live import PlainProgress
 from s3ac_jax.report.log import MetricLog
 from s3ac_jax.rewards.arithmetic import ArithmeticVerifier
@@ -20,6 +21,7 @@ from s3ac_jax.train import online
 from s3ac_jax.train.build import build
 from s3ac_jax.train.health import NonfiniteError
 from s3ac_jax.train.interrupt import StopRequest
+from s3ac_jax.train.run import run
 from s3ac_jax.train.tick import run_tick
 from tests.helpers import random_params
 from tests.integration import runs
@@ -201,3 +203,17 @@ def test_the_app_ends_with_one_line_and_exit_code_1(tmp_path):
     assert err.startswith(said + "the batch's rewards are not; ")
     assert err.count("\n") == 1
     assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == [0]
+
+
+def test_value_pretraining_stops_too_and_is_not_done(tmp_path):
+    with pytest.raises(
+        NonfiniteError, match=r"critic .* value-pretraining step .*value_pretraining.lr"
+    ):
+        run(runs.small_config({"value_pretraining.lr": 1e30}), tmp_path)
+    assert not (tmp_path / "stage_value_pretraining.json").exists()
+
+
+def test_a_rejected_start_leaves_the_workdir_to_the_next(tmp_path):
+    with pytest.raises(WeightsError, match=r"model\.rope_theta = 10000\.0, the config has 3\.0"):
+        run(runs.small_config({"model.rope_theta": 3.0}), tmp_path)
+    assert not (tmp_path / "config.json").exists()

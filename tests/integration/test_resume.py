@@ -3,11 +3,13 @@
 import random
 import shutil
 import signal
+import sys
 import time
 
 import numpy as np
 import pytest
 
+from s3ac_jax.config.boundary import ConfigError
 from s3ac_jax.core.trees import named_leaves
 from s3ac_jax.io.checkpoint import CheckpointError, Checkpoints
 from s3ac_jax.train.build import build
@@ -114,7 +116,9 @@ def test_asked_to_stop(undisturbed, tmp_path):
     process.send_signal(signal.SIGTERM)
     code, _, err = runs.finish(process)
     assert code == 130
-    assert err == f"stopped during value_pretraining, which begins anew with: python {again}\n"
+    assert err.startswith("stopped during value_pretraining, which begins anew with: XLA_FLAGS=")
+    assert err.endswith(f"{sys.executable} {again}\n")
+    assert err.count("\n") == 1
 
     process = runs.start(workdir)
     wait_until(lambda: lines(workdir, "online") >= 1, process)
@@ -123,7 +127,9 @@ def test_asked_to_stop(undisturbed, tmp_path):
     tick = Checkpoints(workdir / "checkpoints").latest()
     assert code == 130
     assert 1 < tick < TICKS
-    assert err == f"stopped; tick {tick} is saved, go on with: python {again}\n"
+    assert err.startswith(f"stopped; tick {tick} is saved, go on with: XLA_FLAGS=")
+    assert err.endswith(f"{sys.executable} {again}\n")
+    assert err.count("\n") == 1
 
     code, out, err = runs.launch(workdir)
     assert (code, err) == (0, "")
@@ -170,7 +176,12 @@ def test_a_checkpoint_without_the_moments_is_refused(copy):
     checkpoints.save(TICKS + 2, state, note)
     checkpoints.close()
     with pytest.raises(CheckpointError, match=r"^actor/opt_state/\S*: missing in the checkpoint"):
-        run(runs.small_config(), copy)
+        run(runs.small_config({"train.num_ticks": TICKS + 2}), copy)
+
+
+def test_a_run_that_is_past_the_last_tick_is_refused(copy):
+    with pytest.raises(ConfigError, match=f"num_ticks is 2, but .* already at tick {TICKS}"):
+        run(runs.small_config({"train.num_ticks": 2}), copy)
 
 
 # The app, whose run is ended by a second Ctrl-C (or by one before the first tick).

@@ -138,3 +138,22 @@ def test_in_a_checkout_a_changed_file_makes_it_dirty(monkeypatch, tmp_path):
     assert facts["dirty"] is False
     (tmp_path / "workdir.py").write_text("2")
     assert workdir_module.versions()["git"]["dirty"] is True
+
+
+def test_a_folder_that_lost_its_config_is_refused(folder):
+    workdir = Workdir(folder)
+    workdir.mark_stage("online", {"ticks": 10})
+    (folder / "config.json").unlink()
+    with pytest.raises(WorkdirError, match=r"no config.json but holds stage_online.json"):
+        workdir.claim(CONFIG, set())
+    workdir.close()
+    assert not (folder / "config.json").exists()
+
+
+def test_a_damaged_marker_says_that_deleting_it_helps(folder):
+    workdir = Workdir(folder)
+    for text, what in (("{}", "lacks 'rates'"), ("{", "can't be read")):
+        (folder / "stage_x.json").write_text(text)
+        with pytest.raises(WorkdirError, match=f"{what}; delete it to run that stage again"):
+            workdir.stage_facts("x", "rates")
+    workdir.close()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from s3ac_jax.report.log import MetricLog, read
+from s3ac_jax.report.log import MetricLog, MetricLogError, read
 
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -62,9 +62,11 @@ def test_a_torn_last_line_is_ignored_and_then_cut_off(tmp_path, torn):
 def test_damage_elsewhere_names_the_line_and_no_file_is_no_lines(tmp_path):
     path = tmp_path / "metrics.jsonl"
     assert read(path) == []
-    path.write_text('{"tick": 0}\n{"ti\n{"tick": 2}\n')
-    with pytest.raises(ValueError, match="line 2 is no JSON"):
-        read(path)
+    good = '{"stage": "online", "tick": 0}\n'
+    for bad in ('{"ti\n', "5\n", '{"tick": 1}\n'):
+        path.write_text(good + bad + good)
+        with pytest.raises(MetricLogError, match="line 2 is no line of metrics; delete that line"):
+            read(path)
 
 
 WRITE_FOREVER = """
