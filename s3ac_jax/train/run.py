@@ -222,8 +222,9 @@ def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
         parts = build(config)
         if config.sft.embedded:
             # Before the workdir is claimed: a rejected start must leave it to the next one.
-            folder, names = policy_files.embedded_folder(), policy_files.POLICIES
-            policy_files.load_policies(folder, parts.actor.network, names)
+            policy_files.load_policies(
+                policy_files.embedded_folder(), parts.actor.network, policy_files.POLICIES
+            )
     except ValueError as error:
         raise ConfigError(str(error)) from error
     except MemoryError as error:

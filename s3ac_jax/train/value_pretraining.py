@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from s3ac_jax.algos.recipe import CriticSpec
 from s3ac_jax.core import metrics
 from s3ac_jax.core.types import Learner, Packed, PyTree, Scored, TrainBatch
 from s3ac_jax.train import steps
@@ -69,12 +68,17 @@ def _start(parts: Parts, role: Role, backbone: PyTree) -> Learner:
     return fresh_learner(role, parts.mesh, key, start={"backbone": kept})
 
 
-def _watch(parts: Parts, role: Role, backbone: PyTree, batches: Iterator[TrainBatch], num: int):
-    """The first `num` critic steps of one arm, folded."""
-    spec = CriticSpec(epochs=1, lam=parts.config.recipe.critic.lam, clip=None)
-    step = steps.make_critic_step(
+def _plain_step(parts: Parts, role: Role) -> Callable:
+    """The critic step of this role on the plain, unclipped error."""
+    spec = dataclasses.replace(parts.config.recipe.critic, clip=None)
+    return steps.make_critic_step(
         role.network, spec, role.tx, clip=role.clip, micro_rows=parts.config.train.micro_rows
     )
+
+
+def _watch(parts: Parts, role: Role, backbone: PyTree, batches: Iterator[TrainBatch], num: int):
+    """The first `num` critic steps of one arm, folded."""
+    step = _plain_step(parts, role)
     learner, folded = _start(parts, role, backbone), {}
     for _, batch in zip(range(num), batches, strict=False):
         learner, report = step(learner, batch)
@@ -114,10 +118,7 @@ def pretrain_critic(parts: Parts, scored: Scored, backbone: PyTree, update: Upda
     """
     config = parts.config.value_pretraining
     role = make_critic(parts.config, lr=config.lr, warmup_steps=config.warmup_steps)
-    spec = dataclasses.replace(parts.config.recipe.critic, clip=None)
-    step = steps.make_critic_step(
-        role.network, spec, role.tx, clip=role.clip, micro_rows=parts.config.train.micro_rows
-    )
+    step = _plain_step(parts, role)
     learner = _start(parts, role, backbone)
     for number, batch in enumerate(value_batches(parts, scored, config.epochs, 3)):
         learner, report = step(learner, batch)
