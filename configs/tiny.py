@@ -15,17 +15,19 @@ Presets: s3ac_single (one response per prompt, the default), s3ac_group (16 per 
 """
 
 import dataclasses
+from typing import Any
 
 from ml_collections import config_dict
 
 from s3ac_jax.algos.recipe import RECIPES
-from s3ac_jax.config.boundary import ConfigError
+from s3ac_jax.config.boundary import ConfigError, recipe_dict
 from s3ac_jax.config.run import SftConfig, ValuePretrainingConfig
 from s3ac_jax.data.arithmetic import TOKENIZER
 from s3ac_jax.models.spec import DecoderSpec
 from s3ac_jax.parallel.mesh import MeshSpec
 
 ACTOR_LR = 5e-5
+MAX_RESPONSE_TOKENS = 40
 
 
 def get_config(arg: str = "s3ac_single") -> config_dict.ConfigDict:
@@ -43,6 +45,14 @@ def get_config(arg: str = "s3ac_single") -> config_dict.ConfigDict:
         init_std=0.125,
         onehot_embedding=True,
     )
+    columns: dict[str, Any] = {"name": arg, **recipe_dict(recipe)}
+    if columns["updates"] is None:
+        columns["updates"] = config_dict.placeholder(int)
+    if "length" in columns["average"]:
+        columns["average"]["length"] = MAX_RESPONSE_TOKENS
+    if columns["shaping"] is not None:
+        # 8-step answers have 35 tokens: a buffer of a fifth of the limit would punish right ones.
+        columns["shaping"]["buffer_share"] = 0.1
     adam = {"weight_decay": 0.0, "b1": 0.9, "b2": 0.999, "warmup_steps": 0}
     return config_dict.ConfigDict(
         {
@@ -50,15 +60,17 @@ def get_config(arg: str = "s3ac_single") -> config_dict.ConfigDict:
             "seed": 0,
             "task": {"max_steps": 8, "num_train": 4096, "num_held_out": 512, "seed": 0},
             "model": dataclasses.asdict(model),
-            "recipe": {"name": arg, **dataclasses.asdict(recipe)},
+            "recipe": columns,
             "rollout": {
                 "slots": 128,
-                "max_response_tokens": 40,
+                "max_response_tokens": MAX_RESPONSE_TOKENS,
                 "steps_per_dispatch": 8,
                 "insert_batch": 32,
                 "temperature": 1.0,
             },
             "sft": dataclasses.asdict(SftConfig()),
+            # A history that starts from a success rate needs one.
+            "reference": {"samples": 8 if recipe.select.tracks_drift else 0},
             "value_pretraining": dataclasses.asdict(ValuePretrainingConfig()),
             "actor": {"lr": ACTOR_LR, "clip": 1.0, **adam},
             "critic": {
@@ -66,7 +78,6 @@ def get_config(arg: str = "s3ac_single") -> config_dict.ConfigDict:
                 "clip": 10.0,
                 **adam,
                 "head_std": config_dict.placeholder(float),  # None: 1 / (hidden_size + 1)
-                "freeze_attention": True,
             },
             "train": {
                 "num_ticks": 100,
@@ -75,7 +86,12 @@ def get_config(arg: str = "s3ac_single") -> config_dict.ConfigDict:
                 "micro_rows": 8,
                 "minibatches": 4,
             },
-            "scheduler": {"candidates": 512, "max_rounds": 8},
+            "scheduler": {
+                "candidates": 2 * (256 // recipe.responses_per_prompt),
+                "max_rounds": 8,
+                "judge": "learning",
+                "value_noise": 0.0,
+            },
             "cadence": {"evaluate_every": 5, "save_every": 10, "keep_checkpoints": 2},
             "mesh": dataclasses.asdict(MeshSpec()),
         }

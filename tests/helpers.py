@@ -150,6 +150,7 @@ def run_config(*, mesh=None, model=None, recipe=None, **train) -> run.RunConfig:
             slots=4, max_response_tokens=11, steps_per_dispatch=4, insert_batch=2
         ),
         sft=run.SftConfig(),
+        reference=run.ReferenceConfig(),
         value_pretraining=run.ValuePretrainingConfig(),
         actor=run.OptimizerConfig(lr=1e-2, clip=1.0, weight_decay=0.0),
         critic=run.CriticConfig(lr=5e-2, clip=10.0, weight_decay=0.0),

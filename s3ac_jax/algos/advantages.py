@@ -5,6 +5,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from s3ac_jax.core import masked
+
 # 8 was the fastest unrolling measured, on CPU with 64 x 32768 tokens: 12 ms.
 _UNROLL = 8
 
@@ -130,3 +132,15 @@ def group_relative(
         variance = sums(jnp.square(centred)) / jnp.maximum(count - 1.0, 1.0)
         centred = centred / jnp.sqrt(jnp.where(varied, variance[group_ids], 1.0))
     return jnp.where(varied, centred, 0.0)
+
+
+def centred(rewards: Float[Array, "B"], present: Bool[Array, "B"]) -> Float[Array, "B"]:
+    """Reward minus the mean over the present responses, in reward units; 0 where absent.
+
+    Exactly 0 for one present response and for equal rewards. A reward that is absent is not read.
+
+    Source: FlashREINFORCE (public code, 2026-09), batch-mean baseline; ours: the exact 0.
+    """
+    rewards = jnp.where(present, jnp.asarray(rewards, jnp.float32), 0.0)
+    varied = ~masked.is_constant(rewards, present)
+    return jnp.where(present & varied, rewards - masked.mean(rewards, present), 0.0)

@@ -1,4 +1,4 @@
-"""DAPS: how hard a prompt is now, and how likely it is to be drawn."""
+"""How hard a prompt is now, and what that says for drawing it: DAPS and PCL."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -44,6 +44,17 @@ def acceptance(p: Float[Array, "..."], *, a_min: float) -> Float[Array, "..."]:
     """
     p = jnp.asarray(p, jnp.float32)
     return a_min + (1.0 - a_min) * 4.0 * p * (1.0 - p)
+
+
+def distance_to(p: Float[Array, "..."], *, tau: float) -> Float[Array, "..."]:
+    """|p - tau|, how far a success rate is from the one aimed at; the smallest are drawn.
+
+    Both are probabilities, not values. p comes from `success_prior` or `fuse`, which leave no NaN
+    to upset a sort.
+
+    Source: PCL (2510.01135), selection by |V - tau|; tau 0.5.
+    """
+    return jnp.abs(jnp.asarray(p, jnp.float32) - tau)
 
 
 def decay_history(

@@ -1,269 +1,39 @@
 """Recipes: an algorithm is a value, one entry per column, and each entry brings its own maths.
 
-    select     which prompts are worth drawing        surrogate  loss per token of the actor
+    select     which prompts are worth drawing        average    token losses to one number
     keep       which responses are trained on         guard      sampler-trainer mismatch
-    advantage  credit of each token                   critic     its targets and its loss
-    entropy    scaling against collapse, or None
+    shaping    what the reward becomes, or None       critic     its targets and loss, or None
+    advantage  credit of each token                   entropy    scaling against collapse, or None
+    surrogate  loss per token of the actor            updates    optimiser batches per rollout
 
 A new method is a new entry in a column, never a question about a recipe's name. Columns select
 with `where` before they compute, so padding may hold anything.
+
+No recipe has a KL term to a reference policy (beta = 0), as in DAPO and Dr.GRPO. Routing replay
+(R3, 2510.11370) joins `grpo_x` and S3AC with the models that have a router.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar
 
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
-from s3ac_jax.algos.advantages import gae, length_adaptive_lambda, monte_carlo_returns
-from s3ac_jax.algos.difficulty import acceptance, decay_history, fuse, success_prior
+from s3ac_jax.algos.averaging import Average, ConstantLength, ResponseMean, TokenMean
+from s3ac_jax.algos.credit import (
+    Advantage,
+    Gae,
+    GroupRelative,
+    LengthAdaptiveGae,
+    Reinforce,
+    Tracked,
+)
+from s3ac_jax.algos.critic import CriticSpec
 from s3ac_jax.algos.entropy import gepo_scale, update_thresholds
-from s3ac_jax.algos.guards import Guard, MismatchGuard
-from s3ac_jax.algos.policy import cispo, ppo_clip
-from s3ac_jax.algos.value import clipped_mse
-from s3ac_jax.core import masked
-
-
-@dataclasses.dataclass(frozen=True)
-class Uniform:
-    """Every prompt is drawn when its turn comes.
-
-    Source: ours: the baseline that selection has to beat.
-    """
-
-    reads_values: ClassVar[bool] = False
-
-    def acceptance(
-        self, value: Float[Array, "P"], successes: Float[Array, "P"], attempts: Float[Array, "P"]
-    ) -> Float[Array, "P"]:
-        """1 for each prompt.
-
-        Source: ours: no selection.
-        """
-        return jnp.ones(jnp.shape(value), jnp.float32)
-
-    def decayed(
-        self,
-        successes: Float[Array, "P"],
-        attempts: Float[Array, "P"],
-        steps_since: Int[Array, "P"],
-    ) -> tuple[Float[Array, "P"], Float[Array, "P"]]:
-        """(S, N) as they are.
-
-        Source: ours: nothing reads the age of the history.
-        """
-        return successes, attempts
-
-
-@dataclasses.dataclass(frozen=True)
-class Daps:
-    """Difficulty-adaptive selection. n_c: attempts that the critic's word is worth.
-
-    Source: S3AC (2610.35518), DAPS; ours: n_c and decay.
-    """
-
-    n_c: float = 4.0
-    a_min: float = 0.1
-    decay: float = 0.99
-    reads_values: ClassVar[bool] = True
-
-    def __post_init__(self):
-        if not self.n_c >= 0:
-            raise ValueError(f"n_c must not be negative, got {self.n_c}")
-        for name in ("a_min", "decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in 0..1, got {getattr(self, name)}")
-        if self.a_min == self.n_c == 0:
-            raise ValueError("with a_min and n_c both 0 no prompt might ever be accepted")
-
-    def acceptance(
-        self, value: Float[Array, "P"], successes: Float[Array, "P"], attempts: Float[Array, "P"]
-    ) -> Float[Array, "P"]:
-        """Probability of drawing each prompt, from V(s_0) and its decayed history.
-
-        Source: S3AC (2610.35518), DAPS.
-        """
-        p = fuse(success_prior(value), successes, attempts, n_c=self.n_c)
-        return acceptance(p, a_min=self.a_min)
-
-    def decayed(
-        self,
-        successes: Float[Array, "P"],
-        attempts: Float[Array, "P"],
-        steps_since: Int[Array, "P"],
-    ) -> tuple[Float[Array, "P"], Float[Array, "P"]]:
-        """(S, N) as of now.
-
-        Source: ours: lazy decay, see `decay_history`.
-        """
-        return decay_history(successes, attempts, steps_since, decay=self.decay)
-
-
-@dataclasses.dataclass(frozen=True)
-class KeepAll:
-    """Every graded response is trained on, truncated ones included.
-
-    Source: S3AC (2610.35518); ours: truncation is a wrong answer, not a missing one.
-    """
-
-    def responses(
-        self, success: Bool[Array, "B"], group_ids: Int[Array, "B"], *, num_groups: int
-    ) -> Bool[Array, "B"]:
-        """True for each response.
-
-        Source: ours: no filter.
-        """
-        return jnp.ones(jnp.shape(success), bool)
-
-
-@dataclasses.dataclass(frozen=True)
-class LengthAdaptiveGae:
-    """GAE whose lambda grows with the response, whitened over the batch if asked.
-
-    Source: VAPO (2504.05118); alpha 1.5 as in SAO (2607.07508).
-    """
-
-    alpha: float = 1.5
-    whiten: bool = False
-
-    def advantages(
-        self,
-        values: Float[Array, "B T"],
-        rewards: Float[Array, "B T"],
-        mask: Bool[Array, "B T"],
-        num_trainable: Int[Array, "B T"],
-        segment_ids: Int[Array, "B T"] | None = None,
-    ) -> Float[Array, "B T"]:
-        """Raw A per token, 0 where not mask; num_trainable: tokens of the token's response.
-
-        Source: VAPO (2504.05118).
-        """
-        lam = length_adaptive_lambda(num_trainable, alpha=self.alpha)
-        return gae(values, rewards, mask, lam=lam, segment_ids=segment_ids)
-
-    def scaled(
-        self, advantages: Float[Array, "B T"], mask: Bool[Array, "B T"]
-    ) -> Float[Array, "B T"]:
-        """What the surrogate is given: raw A, or A whitened over the batch.
-
-        Source: ours: apart from the raw ones, which the metrics need.
-        """
-        return masked.whiten(advantages, mask) if self.whiten else advantages
-
-
-@dataclasses.dataclass(frozen=True)
-class _Clipped:
-    eps_low: float
-    eps_high: float
-
-    def __post_init__(self):
-        if not (self.eps_low >= 0 and self.eps_high >= 0):
-            raise ValueError(
-                f"eps_low and eps_high must not be negative, got {self.eps_low}, {self.eps_high}"
-            )
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Bounds of the policy ratio.
-
-        Source: ours: "cap 5" is eps_high 4 here, 5 in TRL.
-        """
-        return 1.0 - self.eps_low, 1.0 + self.eps_high
-
-
-@dataclasses.dataclass(frozen=True)
-class Cispo(_Clipped):
-    """Policy gradient with clipped, detached ratio.
-
-    Source: MiniMax-M1 (2506.13585), eq. 4-5; ours: an upper bound of 5 and no lower.
-    """
-
-    eps_low: float = 1.0
-    eps_high: float = 4.0
-
-    def token_loss(
-        self,
-        logp: Float[Array, "B T"],
-        logp_old: Float[Array, "B T"],
-        advantages: Float[Array, "B T"],
-        mask: Bool[Array, "B T"],
-    ) -> Float[Array, "B T"]:
-        """Loss per token, 0 where not mask.
-
-        Source: MiniMax-M1 (2506.13585), eq. 4-5.
-        """
-        inputs = (jnp.where(mask, x, 0.0) for x in (logp, logp_old, advantages))
-        return cispo(*inputs, eps_low=self.eps_low, eps_high=self.eps_high)
-
-
-@dataclasses.dataclass(frozen=True)
-class PpoClip(_Clipped):
-    """The clipped surrogate.
-
-    Source: Schulman 2017 (1707.06347), eq. 7.
-    """
-
-    eps_low: float = 0.2
-    eps_high: float = 0.2
-
-    def token_loss(
-        self,
-        logp: Float[Array, "B T"],
-        logp_old: Float[Array, "B T"],
-        advantages: Float[Array, "B T"],
-        mask: Bool[Array, "B T"],
-    ) -> Float[Array, "B T"]:
-        """Loss per token, 0 where not mask.
-
-        Source: Schulman 2017 (1707.06347), eq. 7.
-        """
-        inputs = (jnp.where(mask, x, 0.0) for x in (logp, logp_old, advantages))
-        return ppo_clip(*inputs, eps_low=self.eps_low, eps_high=self.eps_high)
-
-
-@dataclasses.dataclass(frozen=True)
-class CriticSpec:
-    """epochs: passes over each rollout batch. lam: of its targets. clip: None for none.
-
-    Source: S3AC (2610.35518); ours: clip 0.5, as targets span 2.
-    """
-
-    epochs: int = 2
-    lam: float = 1.0
-    clip: float | None = 0.5
-
-    def returns(
-        self,
-        values: Float[Array, "B T"],
-        rewards: Float[Array, "B T"],
-        mask: Bool[Array, "B T"],
-        segment_ids: Int[Array, "B T"] | None = None,
-    ) -> Float[Array, "B T"]:
-        """Targets in reward units, A + V of raw GAE; 0 where not mask.
-
-        Source: Schulman 2016 (1506.02438); VC-PPO (2503.01491) for a lambda of the critic's own.
-        """
-        if self.lam == 1.0:
-            # A + V without its rounding: exactly R at every trainable token.
-            return monte_carlo_returns(rewards, mask, segment_ids=segment_ids)
-        raw = gae(values, rewards, mask, lam=self.lam, segment_ids=segment_ids)
-        return raw + jnp.where(mask, values, 0.0)
-
-    def token_loss(
-        self,
-        values: Float[Array, "B T"],
-        values_old: Float[Array, "B T"],
-        returns: Float[Array, "B T"],
-        mask: Bool[Array, "B T"],
-    ) -> Float[Array, "B T"]:
-        """Half the clipped squared error per token, 0 where not mask; log the error unhalved.
-
-        Source: S3AC (2610.35518): the gradient in the value is the error itself.
-        """
-        inputs = (jnp.where(mask, x, 0.0) for x in (values, values_old, returns))
-        return 0.5 * clipped_mse(*inputs, clip=self.clip)
+from s3ac_jax.algos.filtering import Keep, KeepAll, SoftOverlong, VariedGroups
+from s3ac_jax.algos.guards import BinaryKlMask, Guard, MismatchGuard, NoGuard
+from s3ac_jax.algos.selection import Daps, Pcl, Select, Spo, Uniform
+from s3ac_jax.algos.surrogates import Band, Cispo, PolicyGradient, PpoClip, Surrogate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,45 +86,236 @@ class Gepo:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
     """One method. Hashable: it can be a static argument of a jitted function.
 
+    responses_per_prompt: size of a group. updates: optimiser batches that a rollout batch is cut
+    into, None for the run's own `train.minibatches`.
+    Raises ValueError when columns contradict each other.
     Source: ours: an algorithm is a value.
     """
 
-    select: Uniform | Daps
-    keep: KeepAll
-    advantage: LengthAdaptiveGae
-    surrogate: Cispo | PpoClip
+    select: Select
+    keep: Keep
+    shaping: SoftOverlong | None
+    advantage: Advantage
+    surrogate: Surrogate
+    average: Average
     guard: Guard
-    critic: CriticSpec
+    critic: CriticSpec | None
     entropy: Gepo | None
     responses_per_prompt: int
+    updates: int | None = None
+
+    def __post_init__(self):
+        if self.responses_per_prompt < 1:
+            raise ValueError(
+                f"responses_per_prompt must be at least 1, got {self.responses_per_prompt}"
+            )
+        if self.updates is not None and self.updates < 1:
+            raise ValueError(f"updates must be None or at least 1, got {self.updates}")
+        for name in ("select", "advantage"):
+            column = getattr(self, name)
+            if column.reads_values and self.critic is None:
+                raise ValueError(f"{name} {type(column).__name__} reads values: it needs a critic")
+        for name in ("keep", "advantage"):
+            column = getattr(self, name)
+            if column.needs_group and self.responses_per_prompt == 1:
+                raise ValueError(
+                    f"{name} {type(column).__name__} compares the responses of a prompt: "
+                    "responses_per_prompt must be above 1"
+                )
+        if self.advantage.reads_success and self.shaping is not None:
+            raise ValueError(
+                f"advantage {type(self.advantage).__name__} takes the reward for the outcome: it "
+                "can't have one that is shaped"
+            )
+        if self.critic is not None and self.critic.at == "prompt" and self.advantage.reads_values:
+            raise ValueError(
+                f"advantage {type(self.advantage).__name__} reads V at every token, but critic.at "
+                "is 'prompt'"
+            )
+        if self.surrogate.against_sampler and not isinstance(self.guard, NoGuard):
+            raise ValueError(
+                f"surrogate {type(self.surrogate).__name__} has the sampler in its ratio: with a "
+                "guard the mismatch would count twice; use NoGuard"
+            )
+
+    @property
+    def reads_values(self) -> bool:
+        """Whether V must be read for every token before the update. Source: ours."""
+        return self.critic is not None and (self.advantage.reads_values or self.critic.reads_values)
+
+    @property
+    def first_step_reads(self) -> bool:
+        """Whether the first critic step of a rollout batch may come before V_old is read.
+
+        At lambda 1 its targets are outcomes, and V_old is what its own forward pass finds.
+        Source: ours: a forward pass saved, with the same numbers.
+        """
+        return self.critic is not None and self.critic.lam == 1.0 and self.reads_values
 
 
+_MISMATCH = MismatchGuard(low=0.5, high=5.0, veto=20.0, denominator="kept")
+
+# S3AC (2610.35518).
 s3ac_single = Recipe(
     select=Daps(n_c=4.0, a_min=0.1, decay=0.99),
     keep=KeepAll(),
+    shaping=None,
     advantage=LengthAdaptiveGae(alpha=1.5, whiten=False),
     surrogate=Cispo(eps_low=1.0, eps_high=4.0),
-    guard=MismatchGuard(low=0.5, high=5.0, veto=20.0, denominator="kept"),
-    critic=CriticSpec(epochs=2, lam=1.0, clip=0.5),
+    average=TokenMean(),
+    guard=_MISMATCH,
+    critic=CriticSpec(epochs=2, lam=1.0, clip=0.5, pretraining="coverage"),
     entropy=None,
     responses_per_prompt=1,
 )
+s3ac_group = dataclasses.replace(s3ac_single, responses_per_prompt=16)
 
-s3ac_group = Recipe(
-    select=Daps(n_c=4.0, a_min=0.1, decay=0.99),
+# GRPO (2402.03300): one mean per response, then over responses.
+grpo = Recipe(
+    select=Uniform(),
     keep=KeepAll(),
-    advantage=LengthAdaptiveGae(alpha=1.5, whiten=False),
-    surrogate=Cispo(eps_low=1.0, eps_high=4.0),
-    guard=MismatchGuard(low=0.5, high=5.0, veto=20.0, denominator="kept"),
-    critic=CriticSpec(epochs=2, lam=1.0, clip=0.5),
+    shaping=None,
+    advantage=GroupRelative(divide_by_std=True),
+    surrogate=PpoClip(eps_low=0.2, eps_high=0.2),
+    average=ResponseMean(),
+    guard=NoGuard(),
+    critic=None,
     entropy=None,
     responses_per_prompt=16,
 )
 
+# Dr.GRPO (2503.20783): no std, no division by length. length: the response limit at full size.
+dr_grpo = dataclasses.replace(
+    grpo, advantage=GroupRelative(divide_by_std=False), average=ConstantLength(length=3000)
+)
+
+# DAPO (2503.14476): clip-higher, token mean, dynamic sampling, soft overlong penalty.
+dapo = dataclasses.replace(
+    grpo,
+    keep=VariedGroups(max_rounds=8),
+    shaping=SoftOverlong(buffer_share=0.2),
+    surrogate=PpoClip(eps_low=0.2, eps_high=0.28),
+    average=TokenMean(),
+)
+
+# GRPO-X: inferred from S3AC (2610.35518), its group baseline; R3 comes with the models.
+grpo_x = dataclasses.replace(dapo, shaping=None, guard=_MISMATCH, entropy=Gepo())
+
+# REINFORCE++ (2501.03262).
+reinforce_pp = dataclasses.replace(
+    grpo,
+    advantage=Reinforce(baseline="none", whiten=True),
+    average=TokenMean(),
+    responses_per_prompt=1,
+)
+reinforce_pp_baseline = dataclasses.replace(
+    reinforce_pp, advantage=Reinforce(baseline="group", whiten=True), responses_per_prompt=16
+)
+
+# FlashREINFORCE (public code, 2026-09): one update per batch, denominators B and T_i stay.
+flash_reinforce = dataclasses.replace(
+    grpo,
+    advantage=Reinforce(baseline="batch", whiten=False),
+    surrogate=PolicyGradient(),
+    average=ResponseMean(),
+    guard=BinaryKlMask(delta=3e-3, denominator="all"),
+    responses_per_prompt=1,
+    updates=1,
+)
+
+# SPO (2509.13232).
+spo = dataclasses.replace(
+    grpo,
+    select=Spo(),
+    advantage=Tracked(),
+    surrogate=PpoClip(eps_low=0.2, eps_high=0.28),
+    average=TokenMean(),
+    responses_per_prompt=1,
+)
+
+# PCL (2510.01135): a value of the prompt chooses prompts, and nothing else.
+pcl = dataclasses.replace(
+    grpo,
+    select=Pcl(pool_factor=4, tau=0.5),
+    advantage=GroupRelative(divide_by_std=False),
+    average=TokenMean(),
+    critic=CriticSpec(
+        epochs=1, lam=1.0, clip=None, at="prompt", pretraining="none", freeze_attention=False
+    ),
+)
+
+# PPO (1707.06347): one lambda for actor and critic, a critic that starts from nothing.
+ppo = dataclasses.replace(
+    reinforce_pp,
+    advantage=Gae(lam=0.95, whiten=True),
+    critic=CriticSpec(epochs=1, lam=0.95, clip=0.5, pretraining="none", freeze_attention=False),
+)
+
+# VC-PPO (2503.01491): value pretraining on the base policy, the critic's lambda decoupled.
+vc_ppo = dataclasses.replace(
+    ppo,
+    critic=CriticSpec(epochs=1, lam=1.0, clip=0.5, pretraining="on_policy", freeze_attention=False),
+)
+
+# VAPO (2504.05118): groups, length-adaptive lambda, clip-higher, loss on positive examples.
+vapo = dataclasses.replace(
+    vc_ppo,
+    advantage=LengthAdaptiveGae(alpha=0.05, whiten=True),
+    surrogate=PpoClip(eps_low=0.2, eps_high=0.28, imitation=0.1),
+    responses_per_prompt=16,
+)
+
+# SAO (2607.07508).
+sao = dataclasses.replace(
+    s3ac_single,
+    select=Uniform(),
+    surrogate=Band(low=0.7, high=6.0),
+    guard=NoGuard(),
+    critic=CriticSpec(
+        epochs=2, lam=1.0, clip=0.5, pretraining="none", freeze_attention=True, warmup_ticks=10
+    ),
+)
+
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
-    {"s3ac_single": s3ac_single, "s3ac_group": s3ac_group}
+    {
+        "s3ac_single": s3ac_single,
+        "s3ac_group": s3ac_group,
+        "grpo": grpo,
+        "dr_grpo": dr_grpo,
+        "dapo": dapo,
+        "grpo_x": grpo_x,
+        "reinforce_pp": reinforce_pp,
+        "reinforce_pp_baseline": reinforce_pp_baseline,
+        "flash_reinforce": flash_reinforce,
+        "spo": spo,
+        "pcl": pcl,
+        "ppo": ppo,
+        "vc_ppo": vc_ppo,
+        "vapo": vapo,
+        "sao": sao,
+    }
+)
+
+SOURCES: Mapping[str, str] = MappingProxyType(
+    {
+        "s3ac_single": "S3AC (2610.35518); ours: n_c, decay, clip 0.5, interval 0..5",
+        "s3ac_group": "S3AC (2610.35518), with a group per prompt",
+        "grpo": "GRPO (2402.03300), without the KL term",
+        "dr_grpo": "Dr.GRPO (2503.20783); length: to be set to the response limit",
+        "dapo": "DAPO (2503.14476); ours: a refill draws only what is missing",
+        "grpo_x": "inferred from S3AC (2610.35518), its group baseline; GEPO (2607.16850)",
+        "reinforce_pp": "REINFORCE++ (2501.03262), without the KL term",
+        "reinforce_pp_baseline": "REINFORCE++ (2501.03262), baseline variant",
+        "flash_reinforce": "FlashREINFORCE (public code, 2026-09)",
+        "spo": "SPO (2509.13232)",
+        "pcl": "PCL (2510.01135)",
+        "ppo": "PPO (1707.06347), GAE (1506.02438)",
+        "vc_ppo": "VC-PPO (2503.01491)",
+        "vapo": "VAPO (2504.05118)",
+        "sao": "SAO (2607.07508); ours: warm-up steps as ticks without actor updates",
+    }
 )

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ml_collections import config_dict
 from ml_collections.config_dict import ConfigDict, RequiredValueError
 
 from s3ac_jax.algos.recipe import RECIPES, Recipe
@@ -35,8 +36,8 @@ class ConfigError(RunError):
 def from_config_dict(cd: ConfigDict) -> RunConfig:
     """The validated run that `cd` describes. Fields with a default may be left out.
 
-    recipe: {"name": one of RECIPES, column: {field: value}, "responses_per_prompt": n}; what it
-    leaves out is as in the named recipe.
+    recipe: {"name": one of RECIPES, column: {"kind": kind, field: value}, ...}; what it leaves
+    out is as in the named recipe, or for a column of another class as that class has it.
 
     Raises ConfigError: unknown or missing key, wrong type, impossible combination.
     Source: ours: behind this line a config is frozen, typed and whole.
@@ -47,16 +48,23 @@ def from_config_dict(cd: ConfigDict) -> RunConfig:
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """Every number of the run as JSON: dicts, lists, text, numbers, None.
 
-    Columns of the recipe carry their "class": two guards may share the names of their fields.
+    Columns of the recipe carry their "kind": two guards may share the names of their fields.
 
     Source: ours: what config.json keeps and a resumed run is compared with.
     """
-    resolved = _plain(config)
-    for column, node in resolved["recipe"].items():
+    return {**_plain(config), "recipe": recipe_dict(config.recipe)}
+
+
+def recipe_dict(recipe: Recipe) -> dict[str, Any]:
+    """The columns of a recipe as nested dicts, each with its "kind".
+
+    Source: ours: what a config file says of a recipe, and what config.json keeps of it.
+    """
+    columns = _plain(recipe)
+    for column, node in columns.items():
         if isinstance(node, dict):
-            kind = type(getattr(config.recipe, column)).__name__
-            resolved["recipe"][column] = {"class": kind, **node}
-    return resolved
+            columns[column] = {"kind": type(getattr(recipe, column)).__name__, **node}
+    return columns
 
 
 def closest(name: object, known: Iterable[object]) -> str:
@@ -115,17 +123,55 @@ def _recipe(node: Any, where: str) -> Recipe:
         raise ConfigError(f"{where}.name must be {_one_of(RECIPES)}, {_got(name)}")
     base, values = RECIPES[name], {}
     for column in (key for key in hints if key in node):
-        part, path = getattr(base, column), _join(where, column)
-        given = _get(node, column, where)
-        if given is None and type(None) in typing.get_args(hints[column]):
-            values[column] = None
-        elif part is None:
-            raise ConfigError(f"{path} must be None, {_got(given)}: recipe {name} has no {column}")
-        elif dataclasses.is_dataclass(part):
-            values[column] = _section(type(part), given, path, part)
+        path, given = _join(where, column), _get(node, column, where)
+        kinds = _kinds(hints[column])
+        optional = type(None) in typing.get_args(hints[column])
+        if kinds and not (given is None and optional):
+            values[column] = _column(getattr(base, column), given, path, kinds)
         else:
             values[column] = _value(hints[column], given, path)
     return _made(base, values, where)
+
+
+def _column(part: Any, node: Any, where: str, kinds: dict[str, type]) -> Any:
+    """A column of a recipe: that of the named recipe changed, or one of another class."""
+    if not isinstance(node, ConfigDict | Mapping):
+        raise ConfigError(f"{where} must be a section with keys, {_got(node)}")
+    rest = {key: _get(node, key, where) for key in node if key != "kind"}
+    own = None if part is None else type(part).__name__
+    name = _field(str, node, "kind", where) if "kind" in node else own
+    if name == own and part is not None:
+        return _section(type(part), rest, where, part)
+    if name is None and len(kinds) == 1:
+        name = next(iter(kinds))
+    if name not in kinds:
+        raise ConfigError(f"{where}.kind must be {_one_of(kinds)}, {_got(name)}")
+    return _section(kinds[name], rest, where)
+
+
+def column_section(column: str, name: str, where: str) -> ConfigDict:
+    """What a config file says of recipe column `column` when its class is `name`.
+
+    Fields without a default are there, as None, and have to be set. Raises ConfigError naming the
+    classes there are.
+    Source: ours: a class chosen on the command line comes with its own fields, not the old one's.
+    """
+    kinds = _kinds(typing.get_type_hints(Recipe)[column])
+    if name not in kinds:
+        raise ConfigError(f"{where} must be {_one_of(kinds)}, {_got(name)}")
+    hints = typing.get_type_hints(kinds[name])
+    section: dict[str, Any] = {"kind": name}
+    for field in dataclasses.fields(kinds[name]):
+        if field.default is dataclasses.MISSING:
+            section[field.name] = config_dict.placeholder(hints[field.name])
+        else:
+            section[field.name] = field.default
+    return ConfigDict(section)
+
+
+def _kinds(hint: Any) -> dict[str, type]:
+    every = typing.get_args(hint) or (hint,)
+    return {kind.__name__: kind for kind in every if dataclasses.is_dataclass(kind)}
 
 
 def _get(node: Any, name: str, where: str) -> Any:

@@ -18,7 +18,7 @@ from ml_collections import config_flags
 from ml_collections.config_dict import ConfigDict, RequiredValueError
 from ml_collections.config_flags.config_flags import FlagOrderError
 
-from s3ac_jax.config.boundary import ConfigError, closest
+from s3ac_jax.config.boundary import ConfigError, closest, column_section
 from s3ac_jax.core.errors import RunError
 
 # Flags belong to the app that calls `run_app`, so that its --help shows them.
@@ -29,6 +29,7 @@ _REQUIRED = {
     "workdir": "the folder of the run, say --workdir=runs/tiny",
 }
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
+_COLUMN_KIND = re.compile(r"--?config\.((?:.*\.)?recipe)\.(\w+)\.kind=(.*)")
 # What absl and ml_collections raise on a bad argument, beside flags.Error.
 _PARSING = (AttributeError, LookupError, TypeError, ValueError)
 
@@ -153,6 +154,8 @@ class _ConfigFileParser(flags.ArgumentParser):
         for override in flags.FLAGS.read_flags_from_files(sys.argv[1:], force_gnu=False):
             if named := _OVERRIDE.match(override):
                 _check_override(config, named[1])
+                if column := _COLUMN_KIND.fullmatch(override):
+                    _replace_column(config, *column.groups())
         return config
 
     def flag_type(self) -> str:
@@ -197,6 +200,15 @@ def _line_in(path: str, error: Exception) -> int:
     return (error.lineno or 0) if isinstance(error, SyntaxError) else [0, *lines][-1]
 
 
+def _replace_column(config: ConfigDict, recipe: str, column: str, name: str) -> None:
+    """Gives a recipe's column the fields of its new class, so that they can be set beside it."""
+    node = config
+    for key in recipe.split("."):
+        node = node[key]
+    with node.unlocked(), node.ignore_type():
+        node[column] = column_section(column, name, f"--config.{recipe}.{column}.kind")
+
+
 def _check_override(config: ConfigDict, dotted: str) -> None:
     flag, node, place, kind = f"--config.{dotted}", config, "config", ConfigDict
     for key in dotted.split("."):
@@ -213,7 +225,7 @@ def _check_override(config: ConfigDict, dotted: str) -> None:
         raise CommandLineError(f"{flag}: {place} is a section; set its keys: {', '.join(node)}")
     if kind is type(None):
         raise CommandLineError(f"{flag}: {place} is None and of no type; set it in the file")
-    if dotted == "recipe.name":
+    if dotted == "recipe.name" or dotted.endswith(".recipe.name"):
         # The columns beside it are spelled out, so a new name would change nothing but the name.
         raise CommandLineError(f"{flag}: a recipe is chosen by preset: --config=FILE.py:RECIPE")
 

@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
+from typing import Literal
 
 from s3ac_jax.algos.recipe import Recipe
+from s3ac_jax.algos.selection import Accepting
 from s3ac_jax.data.arithmetic import TOKENIZER
 from s3ac_jax.data.packing import worst_case_rows
 from s3ac_jax.models.spec import DecoderSpec
@@ -102,14 +104,12 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CriticConfig(OptimizerConfig):
-    """head_std: of the fresh value head, None for 1/(hidden_size + 1). freeze_attention: as in
-    the paper.
+    """head_std: of the fresh value head, None for 1/(hidden_size + 1).
 
     Source: S3AC (2610.35518), stabilised critic.
     """
 
     head_std: float | None = None
-    freeze_attention: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,11 +148,11 @@ class SftConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ValuePretrainingConfig:
-    """Coverage pretraining of the critic on rollouts of policies of several strengths.
+    """Pretraining of the critic on rollouts, for recipes that ask for it.
 
-    early_prompts, middle_prompts, late_prompts: responses of each policy, 0 leaves it out; late
-    alone is the on-policy critic that the paper warns of. diagnose_steps: first steps watched in
-    the two diagnoses (head init and clip), 0 for none.
+    early_prompts, middle_prompts, late_prompts: responses of each policy, 0 leaves it out; with
+    on-policy pretraining all of them are the late (base) policy's. diagnose_steps: first steps
+    watched in the two diagnoses (head init and clip), 0 for none.
     Source: S3AC (2610.35518): 2 epochs, plain MSE, attention frozen; ours: the shares.
     """
 
@@ -165,19 +165,23 @@ class ValuePretrainingConfig:
     warmup_steps: int = 10
     diagnose_steps: int = 20
 
-    @property
-    def prompts(self) -> dict[str, int]:
-        """Responses by policy, policies left out excluded. Source: ours."""
+    def prompts(self, pretraining: str) -> dict[str, int]:
+        """Responses by policy, policies left out excluded, for a recipe's kind of pretraining.
+
+        Source: ours: both kinds have the same number of responses.
+        """
         named = {
             "early": self.early_prompts, "middle": self.middle_prompts, "late": self.late_prompts
         }  # fmt: skip
+        if pretraining == "on_policy":
+            named = {"late": sum(named.values())}
         return {name: count for name, count in named.items() if count}
 
     def __post_init__(self):
         _at_least("value_pretraining", self, early_prompts=0, middle_prompts=0, late_prompts=0,
                   epochs=1, batch_responses=1, warmup_steps=0, diagnose_steps=0)  # fmt: skip
         _positive("value_pretraining", self, "lr")
-        if sum(self.prompts.values()) < self.batch_responses:
+        if sum(self.prompts("coverage").values()) < self.batch_responses:
             raise ValueError(
                 "value_pretraining: early_, middle_ and late_prompts together are fewer than "
                 f"batch_responses ({self.batch_responses})"
@@ -207,14 +211,19 @@ class TrainConfig:
 class SchedulerConfig:
     """candidates: prompts per critic pass of DAPS. max_rounds: passes before the batch is filled.
 
+    judge: the critic that selection asks: the learning one, the one that training began with
+    ("stale"), or one that never learnt ("untrained"). value_noise: std of noise added to its
+    V(s_0), in reward units. Both are there to see what selection owes to the critic.
     Source: ours.
     """
 
     candidates: int = 512
     max_rounds: int = 8
+    judge: Literal["learning", "stale", "untrained"] = "learning"
+    value_noise: float = 0.0
 
     def __post_init__(self):
-        _at_least("scheduler", self, candidates=1, max_rounds=1)
+        _at_least("scheduler", self, candidates=1, max_rounds=1, value_noise=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,15 +241,19 @@ class CadenceConfig:
         _at_least("cadence", self, evaluate_every=1, save_every=1, keep_checkpoints=1)
 
 
-def _check_recipe(recipe: Recipe) -> None:
-    _at_least("recipe", recipe, responses_per_prompt=1)
-    _positive("recipe.advantage", recipe.advantage, "alpha")
-    critic = recipe.critic
-    _at_least("recipe.critic", critic, epochs=1, lam=0)
-    if critic.lam > 1:
-        raise ValueError(f"recipe.critic.lam must be at most 1, got {critic.lam}")
-    if critic.clip is not None and not critic.clip > 0:
-        raise ValueError(f"recipe.critic.clip must be positive or None, got {critic.clip}")
+@dataclasses.dataclass(frozen=True)
+class ReferenceConfig:
+    """Rollouts of the base policy on every training prompt, before training: how hard each is.
+
+    samples: responses per prompt, 0 for none. Metrics of selection refer to them, and a selection
+    that keeps a success rate of each prompt (SPO) starts from them.
+    Source: ours; SPO (2509.13232), offline value estimation.
+    """
+
+    samples: int = 0
+
+    def __post_init__(self):
+        _at_least("reference", self, samples=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,6 +270,7 @@ class RunConfig:
     recipe: Recipe
     rollout: RolloutConfig
     sft: SftConfig
+    reference: ReferenceConfig
     value_pretraining: ValuePretrainingConfig
     actor: OptimizerConfig
     critic: CriticConfig
@@ -275,6 +289,11 @@ class RunConfig:
         """Responses per tick. Source: ours."""
         return self.train.batch_prompts * self.recipe.responses_per_prompt
 
+    @property
+    def minibatches(self) -> int:
+        """Optimiser batches per rollout batch: the recipe's, or else the run's. Source: ours."""
+        return self.recipe.updates or self.train.minibatches
+
     def rows_for(self, num_responses: int) -> int:
         """Packed rows that always hold this many responses. Source: ours."""
         return worst_case_rows(
@@ -290,7 +309,18 @@ class RunConfig:
                 f"critic.head_std must be None or a finite number from 0 on, got "
                 f"{self.critic.head_std}"
             )
-        _check_recipe(self.recipe)
+        critic = self.recipe.critic
+        if critic is not None and critic.warmup_ticks >= self.train.num_ticks:
+            raise ValueError(
+                f"recipe.critic.warmup_ticks ({critic.warmup_ticks}) must be below train.num_ticks "
+                f"({self.train.num_ticks}), or the actor never learns"
+            )
+        asks = self.scheduler.judge != "learning" or self.scheduler.value_noise
+        if asks and not self.recipe.select.reads_values:
+            raise ValueError(
+                "scheduler.judge and scheduler.value_noise are for selection that reads values; "
+                f"{type(self.recipe.select).__name__} does not"
+            )
         if self.model.vocab_size < TOKENIZER.vocab_size:
             raise ValueError(
                 f"model.vocab_size must be at least {TOKENIZER.vocab_size}, the tokens of the "
@@ -309,9 +339,9 @@ class RunConfig:
                 f"({self.task.max_prompt_tokens} tokens, from task.max_steps) plus "
                 f"rollout.max_response_tokens ({self.rollout.max_response_tokens})"
             )
-        if self.batch_responses % self.train.minibatches:
+        if self.batch_responses % self.minibatches:
             raise ValueError(
-                f"train.minibatches ({self.train.minibatches}) must divide the "
+                f"train.minibatches or recipe.updates ({self.minibatches}) must divide the "
                 f"{self.batch_responses} responses of a tick (train.batch_prompts x "
                 "recipe.responses_per_prompt)"
             )
@@ -327,7 +357,9 @@ class RunConfig:
                     f"{section}.{name} ({value}) must not exceed task.num_train "
                     f"({self.task.num_train})"
                 )
-        if self.scheduler.candidates * self.scheduler.max_rounds < self.train.batch_prompts:
+        walks = self.recipe.select.reads_values and isinstance(self.recipe.select, Accepting)
+        looked_at = self.scheduler.candidates * self.scheduler.max_rounds
+        if walks and looked_at < self.train.batch_prompts:
             raise ValueError(
                 f"scheduler.candidates ({self.scheduler.candidates}) x scheduler.max_rounds "
                 f"({self.scheduler.max_rounds}) can't fill train.batch_prompts "

@@ -7,6 +7,7 @@ Axes, everywhere in the code:
     D  model width                                   H  attention heads, K key/value heads
     E  experts                                       V  vocabulary
     L  layers                                        F  MLP width
+    N  responses of a whole rollout batch
 
 Alignment, everywhere in the code: a per-token array is aligned to the token it speaks of. At the
 index of response token t stand log pi(a_t | s_t) and V(s_t), both read from the hidden state one
@@ -62,7 +63,8 @@ class Rollout:
 
 @record
 class Scored:
-    """A rollout with its outcome. reward: in [-1, 1]. success: the verifier's word, unshaped.
+    """A rollout with its outcome. reward: in [-1, 1], or less where shaping punishes. success:
+    the verifier's word, unshaped.
 
     valid: False where grading failed for a reason that is not the response's (infrastructure).
     """
@@ -95,23 +97,55 @@ class Packed:
 
 
 @record
-class TrainBatch:
-    """What the actor and critic steps read; all targets are constants.
+class Episodes:
+    """What credit assignment reads: a whole rollout batch, packed, and what was known before it.
 
-    logp_old, values_old: before the update. advantages: raw or whitened, 0 where not trainable.
-    returns: regression targets of the critic. weights: mismatch weight of each token, 0 where the
-    token was rejected. actor_tokens, critic_tokens: denominators of the token means over the
-    whole optimiser batch, so that any split into micro-batches gives the same loss.
+    values: V(s_t), None for a method that doesn't read them. baseline: success rate [0, 1] that
+    each response's prompt had before this batch, by its own history. The other fields as in
+    `Packed`.
+    """
+
+    values: Float[Array, "B T"] | None
+    reward: Float[Array, "B T"]
+    mask: Bool[Array, "B T"]
+    num_trainable: Int[Array, "B T"]
+    segment_ids: Int[Array, "B T"]
+    response: Int[Array, "B T"]
+    baseline: Float[Array, "N"]
+
+
+@record
+class CriticBatch:
+    """What the critic step reads. learns: tokens whose value is trained; returns: their targets.
+
+    values_old: before the update, None when the loss has no clip; not read if `first`, for then
+    V_old is what this step finds itself. tokens: how many learn in the whole optimiser batch.
+    """
+
+    packed: Packed
+    learns: Bool[Array, "B T"]
+    values_old: Float[Array, "B T"] | None
+    returns: Float[Array, "B T"]
+    tokens: Float[Array, ""]
+    first: Bool[Array, ""]
+
+
+@record
+class ActorBatch:
+    """What the actor step reads; all of it constants.
+
+    logp_old: before the update, or the sampler's. advantages: raw or whitened, 0 where not
+    trainable. weights: of each token's loss, mismatch and averaging together, 0 where rejected.
+    imitation: coefficient of -log pi of each token, None for none. denominator: of the sum over
+    the whole optimiser batch, so that any split into micro-batches gives the same loss.
     """
 
     packed: Packed
     logp_old: Float[Array, "B T"]
-    values_old: Float[Array, "B T"]
     advantages: Float[Array, "B T"]
-    returns: Float[Array, "B T"]
     weights: Float[Array, "B T"]
-    actor_tokens: Float[Array, ""]
-    critic_tokens: Float[Array, ""]
+    imitation: Float[Array, "B T"] | None
+    denominator: Float[Array, ""]
 
 
 @record
@@ -125,15 +159,29 @@ class Learner:
 
 
 @record
-class PromptStats:
-    """History of each prompt of the prompt set, decayed lazily.
+class LastResponse:
+    """The latest response to each prompt of the prompt set, right-padded; num_tokens 0 for none.
 
-    successes, attempts: decayed counts as of optimiser tick `updated`.
+    logp: nats, of the weights that made it.
+    """
+
+    tokens: Int[Array, "P T"]
+    num_tokens: Int[Array, "P"]
+    logp: Float[Array, "P T"]
+
+
+@record
+class PromptStats:
+    """History of each prompt of the prompt set, aged lazily.
+
+    successes, attempts: aged counts as of optimiser tick `updated`. last: None for a method that
+    doesn't look at how far the policy has moved since.
     """
 
     successes: Float[Array, "P"]
     attempts: Float[Array, "P"]
     updated: Int[Array, "P"]
+    last: LastResponse | None
 
 
 @record
@@ -148,11 +196,12 @@ class DataCursor:
 class RunState:
     """All that one tick hands to the next; a checkpoint of it is the whole run.
 
-    entropy_band: thresholds of the recipe's entropy control, nats; NaN before the first batch.
+    critic: None for a method without one. entropy_band: thresholds of the recipe's entropy
+    control, nats; NaN before the first batch.
     """
 
     actor: Learner
-    critic: Learner
+    critic: Learner | None
     stats: PromptStats
     cursor: DataCursor
     entropy_band: Float[Array, "2"]

@@ -9,10 +9,10 @@ _HEADERS = (
     "steps",
     "problems",
     "base",
-    "S3AC",
+    "trained",
     "gain",
     "step accuracy, base",
-    "step accuracy, S3AC",
+    "step accuracy, trained",
 )
 _ABSENT = "-"
 

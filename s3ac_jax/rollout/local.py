@@ -69,6 +69,9 @@ class LocalRollout:
             done = busy[block.finished[busy]]
             stopped[owner[done]] = block.stopped[done]
             owner[done] = -1
+        if not np.isfinite(logp).all():
+            # A NaN in a slot's cache outlives the weights that made it: 0 times NaN is NaN.
+            self._state = None
         return Rollout(prompt, tokens, made, logp, stopped, np.full(rows, self.version, np.int32))
 
     def _admit(self, prompt: Prompt, sampling: Sampling, waiting: np.ndarray, owner: np.ndarray):

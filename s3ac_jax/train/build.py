@@ -2,15 +2,19 @@
 
 import contextlib
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
+from s3ac_jax.algos.critic import CriticSpec
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core.types import Learner, PyTree
 from s3ac_jax.data import arithmetic
@@ -22,14 +26,16 @@ from s3ac_jax.rewards.arithmetic import ArithmeticVerifier
 from s3ac_jax.rollout.engine import Engine
 from s3ac_jax.rollout.local import LocalRollout
 from s3ac_jax.scheduler.select import Scheduler
-from s3ac_jax.train import steps
+from s3ac_jax.train import score, steps
 from s3ac_jax.train.learner import learner_shardings, make_learner, make_optimizer
+from s3ac_jax.train.prepare import critic_batch, make_prepare
 
 
 @dataclasses.dataclass(frozen=True)
 class Role:
     """One network with its optimiser and its clip. Source: ours."""
 
+    name: str
     network: Network
     tx: optax.GradientTransformation
     clip: float
@@ -45,9 +51,23 @@ class Split:
 
 
 @dataclasses.dataclass(frozen=True)
+class Pretraining:
+    """What value pretraining is made of: the critic with its own optimiser, targets, step, values.
+
+    Source: S3AC (2610.35518), stabilised critic.
+    """
+
+    role: Role
+    targets: Callable[..., Any]
+    step: Callable[..., Any]
+    values: Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True)
 class Parts:
     """What a run is made of, apart from its state.
 
+    reference: success rate of the base policy on each training prompt, None when not measured.
     Source: ours: everything that compiles or reads files is made once, here.
     """
 
@@ -57,10 +77,15 @@ class Parts:
     held_out: Split
     actor: Role
     critic: Role
+    pretraining: Pretraining | None
     rollout: LocalRollout
     scheduler: Scheduler
+    reference: np.ndarray | None
     score: Callable[..., Any]
+    score_actor: Callable[..., Any]
+    first_targets: Callable[..., Any]
     prompt_values: Callable[..., Any]
+    drift: Callable[..., Any]
     prepare: Callable[..., Any]
     actor_step: Callable[..., Any]
     critic_step: Callable[..., Any]
@@ -93,7 +118,8 @@ def _split(config: RunConfig, *, held_out: bool) -> Split:
 
 def make_actor(config: RunConfig) -> Role:
     """The policy and its optimiser. Source: ours."""
-    return Role(actor_network(config.model), make_optimizer(config.actor), config.actor.clip, None)
+    network, tx = actor_network(config.model), make_optimizer(config.actor)
+    return Role("actor", network, tx, config.actor.clip, None)
 
 
 def make_critic(config: RunConfig, **changes: Any) -> Role:
@@ -101,13 +127,40 @@ def make_critic(config: RunConfig, **changes: Any) -> Role:
 
     Source: S3AC (2610.35518), stabilised critic.
     """
-    critic = dataclasses.replace(config.critic, **changes)
+    critic, spec = dataclasses.replace(config.critic, **changes), config.recipe.critic
     return Role(
+        "critic",
         critic_network(config.model, head_std=critic.head_std),
         make_optimizer(critic),
         critic.clip,
-        freeze.frozen_in_critic if critic.freeze_attention else freeze.router,
+        freeze.frozen_in_critic if spec and spec.freeze_attention else freeze.router,
     )
+
+
+def make_pretraining(config: RunConfig, **changes: Any) -> Pretraining:
+    """Value pretraining for `config.critic` with `changes`. Raises ValueError without a critic.
+
+    On Monte-Carlo returns and the plain error: there is no V_old yet, and no V to bootstrap from.
+    Source: S3AC (2610.35518); VC-PPO (2503.01491) for lambda 1.
+    """
+    if config.recipe.critic is None:
+        raise ValueError("this recipe has no critic to pretrain")
+    role = make_critic(config, **{"lr": config.value_pretraining.lr} | changes)
+    spec = dataclasses.replace(config.recipe.critic, clip=None, lam=1.0)
+    micro_rows = config.train.micro_rows
+    return Pretraining(
+        role=role,
+        targets=_targets(spec),
+        step=steps.make_critic_step(
+            role.network, spec, role.tx, clip=role.clip, micro_rows=micro_rows
+        ),
+        values=score.make_values(role.network, micro_rows=micro_rows),
+    )
+
+
+def _targets(spec: CriticSpec) -> Callable[..., Any]:
+    """Packed -> critic batch whose V_old nobody has read yet."""
+    return jax.jit(functools.partial(critic_batch, spec, values_old=None))
 
 
 def make_engine(config: RunConfig, network: Network) -> Engine:
@@ -121,23 +174,43 @@ def make_engine(config: RunConfig, network: Network) -> Engine:
     )
 
 
-def build(config: RunConfig) -> Parts:
-    """Makes all parts. Raises ValueError when the task or the mesh can't be had. Source: ours."""
-    actor, critic = make_actor(config), make_critic(config)
-    temperature, micro_rows = config.rollout.temperature, config.train.micro_rows
-    recipe = config.recipe
+def build(config: RunConfig, like: Parts | None = None) -> Parts:
+    """Makes all parts. Raises ValueError when the task or the mesh can't be had.
+
+    like: parts of another run, whose compiled programs are taken over as far as they are the same:
+    all of them when the configs differ in the seed alone.
+    Source: ours.
+    """
+    same = _same(config, like)
+    actor = same("actor", make_actor, "model", "actor")
+    critic = same("critic", make_critic, "model", "critic", "recipe.critic")
+    pretraining = same(
+        "pretraining",
+        lambda config: config.recipe.critic and make_pretraining(
+            config, warmup_steps=config.value_pretraining.warmup_steps
+        ),
+        "model", "critic", "recipe.critic", "value_pretraining", "train.micro_rows", "mesh",
+    )  # fmt: skip
+    recipe, temperature = config.recipe, config.rollout.temperature
+    reading = {"temperature": temperature, "micro_rows": config.train.micro_rows}
+    read = ("model", "rollout.temperature", "train.micro_rows", "mesh")
     return Parts(
         config=config,
-        mesh=parallel.make_mesh(config.mesh),
-        train=_split(config, held_out=False),
-        held_out=_split(config, held_out=True),
+        mesh=same("mesh", lambda config: parallel.make_mesh(config.mesh), "mesh"),
+        train=same("train", lambda config: _split(config, held_out=False), "task"),
+        held_out=same("held_out", lambda config: _split(config, held_out=True), "task"),
         actor=actor,
         critic=critic,
-        rollout=LocalRollout(
-            make_engine(config, actor.network),
-            insert_batch=config.rollout.insert_batch,
-            max_prompt_tokens=config.task.max_prompt_tokens,
-            max_response_tokens=config.rollout.max_response_tokens,
+        pretraining=pretraining,
+        rollout=same(
+            "rollout",
+            lambda config: LocalRollout(
+                make_engine(config, actor.network),
+                insert_batch=config.rollout.insert_batch,
+                max_prompt_tokens=config.task.max_prompt_tokens,
+                max_response_tokens=config.rollout.max_response_tokens,
+            ),
+            "model", "rollout", "task", "mesh",
         ),
         scheduler=Scheduler(
             recipe.select,
@@ -147,19 +220,66 @@ def build(config: RunConfig) -> Parts:
             candidates=config.scheduler.candidates,
             max_rounds=config.scheduler.max_rounds,
         ),
-        score=steps.make_score(
-            actor.network, critic.network, temperature=temperature, micro_rows=micro_rows
+        reference=None,
+        score=same(
+            "score",
+            lambda config: score.make_score(
+                actor.network, critic.network if recipe.reads_values else None, **reading
+            ),
+            *read, "recipe.reads_values",
         ),
-        prompt_values=steps.make_prompt_values(critic.network),
-        prepare=steps.make_prepare(recipe, num_prompts=config.train.batch_prompts),
-        actor_step=steps.make_actor_step(
-            actor.network, recipe, actor.tx, clip=actor.clip, temperature=temperature,
-            micro_rows=micro_rows,
+        score_actor=same(
+            "score_actor", lambda _: score.make_score(actor.network, None, **reading), *read
         ),
-        critic_step=steps.make_critic_step(
-            critic.network, recipe.critic, critic.tx, clip=critic.clip, micro_rows=micro_rows
+        first_targets=same(
+            "first_targets",
+            lambda _: recipe.critic and _targets(recipe.critic),
+            "recipe.critic", "mesh",
+        ),
+        prompt_values=same(
+            "prompt_values", lambda _: score.make_prompt_values(critic.network), "model", "mesh"
+        ),
+        drift=same(
+            "drift",
+            lambda config: score.make_drift(
+                actor.network, num_responses=config.train.batch_prompts, **reading
+            ),
+            *read, "train.batch_prompts",
+        ),
+        prepare=same(
+            "prepare",
+            lambda config: make_prepare(recipe, num_responses=config.batch_responses),
+            "recipe", "batch_responses", "mesh",
+        ),
+        actor_step=same(
+            "actor_step",
+            lambda config: steps.make_actor_step(
+                actor.network, recipe.surrogate, actor.tx, clip=actor.clip, **reading
+            ),
+            *read, "actor", "recipe.surrogate",
+        ),
+        critic_step=same(
+            "critic_step",
+            lambda config: recipe.critic and steps.make_critic_step(
+                critic.network, recipe.critic, critic.tx, clip=critic.clip,
+                micro_rows=config.train.micro_rows,
+            ),
+            *read, "critic", "recipe.critic",
         ),
     )  # fmt: skip
+
+
+def _same(config: RunConfig, like: Parts | None) -> Callable[..., Any]:
+    """part(name, make, *fields): that of `like` when these config fields agree, or make(config)."""
+
+    def part(name: str, make: Callable[[RunConfig], Any], *fields: str) -> Any:
+        agree = like is not None and all(
+            operator.attrgetter(field)(config) == operator.attrgetter(field)(like.config)
+            for field in fields
+        )
+        return getattr(like, name) if agree else make(config)
+
+    return part
 
 
 def abstract_learner(role: Role, mesh: Mesh) -> Learner:
@@ -186,13 +306,18 @@ def fresh_learner(
     start: nested dicts, a part of the network's names (a critic starts from the base policy
     under `backbone` and a fresh value head). Source: ours.
     """
+    return _maker(role, mesh)(key, start or {})
+
+
+@functools.lru_cache(maxsize=16)
+def _maker(role: Role, mesh: Mesh) -> Callable[[PRNGKeyArray, PyTree], Learner]:
     places = jax.tree.map(lambda leaf: leaf.sharding, abstract_learner(role, mesh))
 
     def make(key: PRNGKeyArray, start: PyTree) -> Learner:
         params = _replace(role.network.init(key), start)
         return make_learner(params, role.tx, role.frozen)
 
-    return jax.jit(make, out_shardings=places)(key, start or {})
+    return jax.jit(make, out_shardings=places)
 
 
 def _replace(params: PyTree, start: PyTree) -> PyTree:

@@ -1,5 +1,6 @@
 """When a loss is not finite: whose, where it begins, and what to do."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 
 from s3ac_jax.core.errors import RunError
 from s3ac_jax.core.trees import first_nonfinite, named_leaves
-from s3ac_jax.core.types import PyTree, TrainBatch
+from s3ac_jax.core.types import ActorBatch, CriticBatch, PyTree
 from s3ac_jax.models.network import Network
 
 
@@ -20,9 +21,14 @@ class NonfiniteError(RunError):
 
 
 def check_finite(
-    role: str, network: Network, params: PyTree, report: dict[str, Any], batches: list[TrainBatch],
-    where: str, setting: str,
-) -> None:  # fmt: skip
+    role: str,
+    network: Network,
+    params: PyTree,
+    report: dict[str, Any],
+    batches: Sequence[ActorBatch | CriticBatch],
+    where: str,
+    setting: str,
+) -> None:
     """Raises NonfiniteError if a step of `role` met NaN or infinity and therefore did nothing.
 
     setting: the learning rate to look at, as in --config.<setting>.
@@ -37,7 +43,7 @@ def check_finite(
     )
 
 
-def _origin(network: Network, params: PyTree, batches: list[TrainBatch]) -> str:
+def _origin(network: Network, params: PyTree, batches: Sequence[ActorBatch | CriticBatch]) -> str:
     bad_weight = first_nonfinite(params)
     if bad_weight is not None:
         return f"weight {bad_weight}{_layer_of(params, bad_weight)} holds NaN or infinity"
@@ -49,11 +55,11 @@ def _origin(network: Network, params: PyTree, batches: list[TrainBatch]) -> str:
         inputs = {
             "rewards": batch.packed.reward,
             "sampler log-probs": batch.packed.logp_rollout,
-            "old log-probs": batch.logp_old,
-            "old values": batch.values_old,
-            "advantages": batch.advantages,
-            "returns": batch.returns,
-            "mismatch weights": batch.weights,
+            "old log-probs": getattr(batch, "logp_old", None),
+            "old values": getattr(batch, "values_old", None),
+            "advantages": getattr(batch, "advantages", None),
+            "returns": getattr(batch, "returns", None),
+            "mismatch weights": getattr(batch, "weights", None),
         }
         bad_input = next(
             (name for name, x in inputs.items() if first_nonfinite(x) is not None), None
@@ -72,7 +78,9 @@ def _layer_of(params: PyTree, name: str) -> str:
     return f" of layer {int(np.argmin(fine))} of {len(leaf)}"
 
 
-def first_bad_layer(network: Network, params: PyTree, batch: TrainBatch) -> str | None:
+def first_bad_layer(
+    network: Network, params: PyTree, batch: ActorBatch | CriticBatch
+) -> str | None:
     """Name of the first part of the network whose output is not finite on this batch, or None.
 
     Source: ours: a name is what a person needs to look.

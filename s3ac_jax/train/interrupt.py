@@ -20,16 +20,18 @@ class Interrupted(RunError):
 class StopRequest:
     """While entered, the first SIGINT or SIGTERM only sets `asked`; a second one ends at once.
 
+    signals: other ones than these two.
     Source: ours: learner arrays are donated inside a tick, so only between ticks is there a state
     to save.
     """
 
-    def __init__(self):
+    def __init__(self, *signals: signal.Signals):
         self.asked = False
+        self._signals = signals or (signal.SIGINT, signal.SIGTERM)
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in self._signals:
             self._before[number] = signal.signal(number, self._handle)
         return self
 

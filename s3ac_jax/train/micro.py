@@ -50,29 +50,34 @@ def fold(
 
 
 def gradients(
-    loss: Callable[[PyTree, PyTree], tuple[Array, dict[str, Any]]],
+    loss: Callable[[PyTree, PyTree], tuple[Array, tuple[dict[str, Any], PyTree]]],
     trainable: PyTree,
     batch: PyTree,
     rows: Int[Array, ""],
     micro_rows: int,
-) -> tuple[Array, dict[str, Any], PyTree]:
-    """Summed loss, merged metrics and summed float32 gradients over the micro-batches.
+) -> tuple[Array, dict[str, Any], PyTree, PyTree]:
+    """Summed loss, merged metrics, per-token outputs and summed float32 gradients.
 
-    `loss(trainable, micro)` must already be divided by the denominator of the whole batch, so
-    that any split gives the same numbers.
+    `loss(trainable, micro)` returns the loss, already divided by the denominator of the whole
+    batch so that any split gives the same numbers, and (metrics, arrays [micro_rows, T] or None);
+    the arrays come back as [R, T], 0 in rows not used.
     Source: ours: method notes, trap 6 (means per micro-batch).
     """
     value_and_grad = jax.value_and_grad(loss, has_aux=True)
 
-    def body(carry, micro, _):
-        total, merged, grads = carry
-        (value, aux), new = value_and_grad(trainable, micro)
-        return total + value, metrics.merge(merged, aux), jax.tree.map(jnp.add, grads, new)
+    def body(carry, micro, number):
+        total, merged, laid, grads = carry
+        (value, (report, read)), new = value_and_grad(trainable, micro)
+        laid = jax.tree.map(lambda out, part: out.at[number].set(part), laid, read)
+        grads = jax.tree.map(jnp.add, grads, new)
+        return total + value, metrics.merge(merged, report), laid, grads
 
-    one = jax.tree.map(lambda x: x[:micro_rows] if x.ndim >= 2 else x, batch)
-    (_, aux), _ = jax.eval_shape(value_and_grad, trainable, one)
+    (_, (report, read)), _ = jax.eval_shape(value_and_grad, trainable, _first(batch, micro_rows))
+    laid, total_rows = _unlaid(read, batch, micro_rows)
     zeros = jax.tree.map(jnp.zeros_like, trainable)
-    return fold(body, (jnp.zeros(()), metrics.identity(aux), zeros), batch, rows, micro_rows)
+    start = jnp.zeros(()), metrics.identity(report), laid, zeros
+    total, merged, laid, grads = fold(body, start, batch, rows, micro_rows)
+    return total, merged, _joined(laid, total_rows), grads
 
 
 def per_token(
@@ -82,13 +87,24 @@ def per_token(
 
     Source: ours.
     """
-    one = jax.tree.map(lambda x: x[:micro_rows] if x.ndim >= 2 else x, batch)
-    total = next(x.shape[0] for x in jax.tree.leaves(batch) if x.ndim >= 2)
-    shapes = jax.eval_shape(read, one)
-    carry = jax.tree.map(lambda s: jnp.zeros((total // micro_rows, *s.shape), s.dtype), shapes)
+    carry, total_rows = _unlaid(jax.eval_shape(read, _first(batch, micro_rows)), batch, micro_rows)
 
     def body(carry, micro, number):
         return jax.tree.map(lambda out, new: out.at[number].set(new), carry, read(micro))
 
-    laid = fold(body, carry, batch, rows, micro_rows)
+    return _joined(fold(body, carry, batch, rows, micro_rows), total_rows)
+
+
+def _first(batch: PyTree, micro_rows: int) -> PyTree:
+    return jax.tree.map(lambda x: x[:micro_rows] if x.ndim >= 2 else x, batch)
+
+
+def _unlaid(shapes: PyTree, batch: PyTree, micro_rows: int) -> tuple[PyTree, int]:
+    """Zeros for the outputs of every micro-batch, and the rows of the whole batch."""
+    total = next(x.shape[0] for x in jax.tree.leaves(batch) if x.ndim >= 2)
+    zeros = jax.tree.map(lambda s: jnp.zeros((total // micro_rows, *s.shape), s.dtype), shapes)
+    return zeros, total
+
+
+def _joined(laid: PyTree, total: int) -> PyTree:
     return jax.tree.map(lambda x: x.reshape(total, *x.shape[2:]), laid)

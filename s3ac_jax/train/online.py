@@ -1,5 +1,6 @@
 """The online loop: ticks, metrics one tick late, evaluation, checkpoints, exact resume."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -8,12 +9,13 @@ import numpy as np
 
 from s3ac_jax.config.boundary import ConfigError
 from s3ac_jax.core.metrics import finalize
-from s3ac_jax.core.types import PyTree, RunState
+from s3ac_jax.core.types import PromptStats, PyTree, RunState
 from s3ac_jax.io.checkpoint import Checkpoints
 from s3ac_jax.parallel.mesh import replicated
 from s3ac_jax.report.live import Progress
 from s3ac_jax.report.log import MetricLog
 from s3ac_jax.scheduler.select import empty_stats, start_cursor
+from s3ac_jax.train import keys
 from s3ac_jax.train.build import Parts, abstract_learner, fresh_learner
 from s3ac_jax.train.interrupt import Interrupted, StopRequest
 from s3ac_jax.train.learner import params_of
@@ -22,31 +24,63 @@ from s3ac_jax.train.tick import evaluate, run_tick
 STAGE = "online"
 
 
-def fresh_state(parts: Parts, policy: PyTree, critic: PyTree) -> RunState:
-    """The state before tick 0: base policy, pretrained critic, no history. Source: ours."""
+def fresh_state(parts: Parts, policy: PyTree, critic: PyTree | None) -> RunState:
+    """The state before tick 0: base policy, pretrained critic (or none), no history.
+
+    Source: ours; SPO (2509.13232) starts its history from reference rollouts.
+    """
     key = jax.random.key(parts.config.seed)
     band = jax.device_put(jnp.full(2, jnp.nan, jnp.float32), replicated(parts.mesh))
     return RunState(
         actor=fresh_learner(parts.actor, parts.mesh, key, start=policy),
-        critic=fresh_learner(parts.critic, parts.mesh, key, start=critic),
-        stats=empty_stats(len(parts.train.prompts)),
+        critic=None
+        if critic is None
+        else fresh_learner(parts.critic, parts.mesh, key, start=critic),
+        stats=start_stats(parts),
         cursor=start_cursor(),
         entropy_band=band,
         tick=np.int32(0),
     )
+
+
+def start_stats(parts: Parts) -> PromptStats:
+    """No history, or the one that the recipe's selection starts from. Source: ours."""
+    select, num_prompts = parts.config.recipe.select, len(parts.train.prompts)
+    remembered = parts.config.rollout.max_response_tokens if select.tracks_drift else 0
+    samples, rate = parts.config.reference.samples, parts.reference
+    known = np.zeros(num_prompts, np.float32) if rate is None else rate * samples
+    successes, attempts = select.start(known, np.full(num_prompts, samples))
+    return dataclasses.replace(
+        empty_stats(num_prompts, last_tokens=remembered),
+        successes=np.asarray(successes), attempts=np.asarray(attempts),
+    )  # fmt: skip
 
 
 def abstract_state(parts: Parts) -> RunState:
     """Shapes and shardings of the state, to restore a checkpoint into. Source: ours."""
     band = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=replicated(parts.mesh))
+    has_critic = parts.config.recipe.critic is not None
     return RunState(
         actor=abstract_learner(parts.actor, parts.mesh),
-        critic=abstract_learner(parts.critic, parts.mesh),
-        stats=empty_stats(len(parts.train.prompts)),
+        critic=abstract_learner(parts.critic, parts.mesh) if has_critic else None,
+        stats=start_stats(parts),
         cursor=start_cursor(),
         entropy_band=band,
         tick=np.int32(0),
     )
+
+
+def judge_params(parts: Parts, critic: PyTree | None) -> PyTree:
+    """The weights that selection asks instead of the learning critic's; None for those.
+
+    critic: what training starts from. Source: ours: to see what selection owes to the critic.
+    """
+    kind = parts.config.scheduler.judge
+    if kind == "learning":
+        return None
+    key = keys.stage_key(parts.config.seed, keys.JUDGE)
+    start = critic if kind == "stale" else None
+    return params_of(fresh_learner(parts.critic, parts.mesh, key, start=start))
 
 
 class OnlineLoop:
@@ -60,8 +94,9 @@ class OnlineLoop:
         self.checkpoints, self.progress = checkpoints, progress
         self._pending: tuple[int, dict[str, Any], dict[str, float]] | None = None
         self._saved: int | None = None
+        self._warned = False
 
-    def _restore(self, policy: PyTree, critic: PyTree) -> RunState:
+    def _restore(self, policy: PyTree, critic: PyTree | None) -> RunState:
         latest = self.checkpoints.latest()
         if latest is None:
             self.log.rewind(STAGE, 0)
@@ -77,15 +112,18 @@ class OnlineLoop:
         self._saved = latest
         return state
 
-    def run(self, policy: PyTree, critic: PyTree, stop: StopRequest, command: str) -> RunState:
+    def run(
+        self, policy: PyTree, critic: PyTree | None, stop: StopRequest, command: str
+    ) -> RunState:
         """The state after the last tick of the config.
 
         Raises Interrupted, after saving, when `stop` was asked for. Source: ours.
         """
         config = self.parts.config
         run_key = jax.random.key(config.seed)
-        evaluation_key = jax.random.fold_in(run_key, 2**31)
+        evaluation_key = keys.stage_key(config.seed, keys.EVALUATION)
         state = self._restore(policy, critic)
+        judge = judge_params(self.parts, critic)
         self.progress.stage(STAGE, config.train.num_ticks)
         while (tick := int(state.tick)) < config.train.num_ticks:
             if tick % config.cadence.save_every == 0:
@@ -96,13 +134,14 @@ class OnlineLoop:
             held_out: dict[str, float] = {}
             if tick % config.cadence.evaluate_every == 0:
                 held_out = evaluate(self.parts, params_of(state.actor), evaluation_key)
-            state, report, host = run_tick(self.parts, state, run_key)
+            state, report, host = run_tick(self.parts, state, run_key, judge)
             self._flush()
             self._pending = (tick, report, host | held_out)
         self._save(state)
         # The curve's last point: the policy after the last update.
         held_out = evaluate(self.parts, params_of(state.actor), evaluation_key)
         self.log.write(int(state.tick), held_out, STAGE)
+        self.progress.update(int(state.tick), held_out)
         return state
 
     def _flush(self) -> None:
@@ -114,6 +153,14 @@ class OnlineLoop:
         metrics = finalize(report) | host
         self.log.write(tick, metrics, STAGE)
         self.progress.update(tick + 1, metrics)
+        if metrics["missing_prompts"] and not self._warned:
+            self._warned = True
+            self.progress.note(
+                f"tick {tick}: after {self.parts.config.recipe.keep.max_rounds} rounds "
+                f"{metrics['missing_prompts']:.0f} of {self.parts.config.train.batch_prompts} "
+                "prompts were still missing, for no group with different outcomes was found; "
+                "trained on the others (from here on see missing_prompts in metrics.jsonl)"
+            )
 
     def _save(self, state: RunState) -> None:
         # First the metrics: what a checkpoint has behind it must be in the log.

@@ -1,9 +1,11 @@
-"""A whole run: base policies, value pretraining, online S3AC, report; each stage once."""
+"""A whole run: base policies, value pretraining, online training, report; each stage once."""
 
+import dataclasses
 import json
 import os
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,13 @@ from s3ac_jax.io.workdir import Workdir, WorkdirError
 from s3ac_jax.report import log as metric_log
 from s3ac_jax.report import summary, table
 from s3ac_jax.report.live import Progress, make_progress
+from s3ac_jax.train import keys, sft, value_pretraining
 from s3ac_jax.train import policies as policy_files
-from s3ac_jax.train import sft, value_pretraining
 from s3ac_jax.train.build import Parts, build
 from s3ac_jax.train.interrupt import Interrupted, StopRequest
 from s3ac_jax.train.learner import params_of
 from s3ac_jax.train.online import OnlineLoop
-from s3ac_jax.train.tick import evaluate
+from s3ac_jax.train.tick import evaluate, reference_success
 
 STAGES = ["policies", "value_pretraining", "online", "report"]
 ENOUGH_EXPLAINED_VARIANCE = 0.3
@@ -59,31 +61,52 @@ class Run:
             self.workdir.mark_stage("policies", facts)
         return policy_files.load_policies(folder, network, names)
 
-    def value_pretraining(self, policies: dict[str, PyTree]) -> PyTree:
-        """The pretrained critic's weights, after saying what the diagnoses found.
+    def reference(self, base: PyTree) -> np.ndarray | None:
+        """Success rate of the base policy on each training prompt [P], None if not asked for.
 
+        Source: ours; SPO (2509.13232), offline value estimation.
+        """
+        samples = self.parts.config.reference.samples
+        if not samples:
+            return None
+        path = self.workdir.path / "reference.npy"
+        if not self.workdir.stage_done("reference"):
+            prompts = len(self.parts.train.prompts)
+            self.progress.note(f"answering {prompts} prompts {samples} times, as a reference")
+            start = time.perf_counter()
+            rate = reference_success(self.parts, base)
+            np.save(path, rate)
+            seconds = time.perf_counter() - start
+            self.workdir.mark_stage(
+                "reference", {"success_rate": float(rate.mean()), "seconds": seconds}
+            )
+        try:
+            return np.load(path)
+        except (OSError, ValueError) as error:
+            raise WorkdirError(
+                f"{path} can't be read ({error}); delete {path.parent}/stage_reference.json to "
+                "make it again"
+            ) from error
+
+    def refer_to(self, reference: np.ndarray | None) -> None:
+        """Lets metrics and selection know how hard each prompt was. Source: ours."""
+        self.parts = dataclasses.replace(self.parts, reference=reference)
+
+    def value_pretraining(self, policies: dict[str, PyTree]) -> PyTree | None:
+        """The weights that the critic starts from; None for a method without a critic.
+
+        Says what the diagnoses found.
         Source: S3AC (2610.35518), stabilised critic.
         """
+        parts = self.parts
+        if parts.config.recipe.critic is None:
+            return None
+        if not value_pretraining.wanted_prompts(parts.config):
+            critic = value_pretraining.fresh_critic(parts, parts.critic, policies["late"])
+            return jax.tree.map(np.asarray, params_of(critic))
         path = self.workdir.path / "pretrained_critic.safetensors"
         if not self.workdir.stage_done("value_pretraining"):
-            parts, config = self.parts, self.parts.config.value_pretraining
-            batches = sum(config.prompts.values()) // config.batch_responses
-            self.progress.stage("value_pretraining", max(1, batches) * config.epochs)
-            self.log.rewind("value_pretraining", 0)
-            key = jax.random.fold_in(jax.random.key(parts.config.seed), 1)
-            self.progress.note(f"rolling out {sum(config.prompts.values())} prompts for the critic")
-            scored, rates = value_pretraining.coverage_rollouts(parts, policies, key)
-            backbone = policies["late"]
-            if config.diagnose_steps:
-                self.progress.note(f"diagnosing the first {config.diagnose_steps} steps, twice")
-            found = value_pretraining.diagnose(parts, scored, backbone)
-            critic = value_pretraining.pretrain_critic(
-                parts, scored, backbone, self._update("value_pretraining")
-            )
-            explained = value_pretraining.on_base_policy(parts, backbone, critic, key)
-            save_weights(path, jax.tree.map(np.asarray, critic), {"run": parts.config.name})
-            facts = {"success_rates": rates, "diagnoses": found, **explained}
-            self.workdir.mark_stage("value_pretraining", facts)
+            self._pretrain(policies, path)
         else:
             self.progress.stage("value_pretraining", 0)
         needed = ("success_rates", "diagnoses", "explained_variance")
@@ -95,7 +118,29 @@ class Run:
             marker = self.workdir.path / "stage_value_pretraining.json"
             raise WorkdirError(f"{error}; delete {marker} to pretrain the critic again") from error
 
-    def online(self, policies: dict[str, PyTree], critic: PyTree) -> PyTree:
+    def _pretrain(self, policies: dict[str, PyTree], path: Path) -> None:
+        parts, config = self.parts, self.parts.config.value_pretraining
+        responses = sum(value_pretraining.wanted_prompts(parts.config).values())
+        steps = max(1, responses // config.batch_responses) * config.epochs
+        self.progress.stage("value_pretraining", steps)
+        self.log.rewind("value_pretraining", 0)
+        key = keys.stage_key(parts.config.seed, keys.VALUE_ROLLOUTS)
+        self.progress.note(f"rolling out {responses} prompts for the critic")
+        start, backbone = time.perf_counter(), policies["late"]
+        scored, rates = value_pretraining.coverage_rollouts(parts, policies, key)
+        critic = value_pretraining.pretrain_critic(
+            parts, scored, backbone, self._update("value_pretraining")
+        )
+        seconds = time.perf_counter() - start
+        if config.diagnose_steps:
+            self.progress.note(f"diagnosing the first {config.diagnose_steps} steps, twice")
+        found = value_pretraining.diagnose(parts, scored, backbone)
+        explained = value_pretraining.on_base_policy(parts, backbone, critic, key)
+        save_weights(path, jax.tree.map(np.asarray, critic), {"run": parts.config.name})
+        facts = {"success_rates": rates, "diagnoses": found, "seconds": seconds, **explained}
+        self.workdir.mark_stage("value_pretraining", facts)
+
+    def online(self, policies: dict[str, PyTree], critic: PyTree | None) -> PyTree:
         """The trained policy's weights. Source: S3AC (2610.35518)."""
         keep = self.parts.config.cadence.keep_checkpoints
         checkpoints = Checkpoints(self.workdir.path / "checkpoints", keep)
@@ -112,14 +157,16 @@ class Run:
         Source: ours.
         """
         self.progress.stage("report", 0)
-        key = jax.random.fold_in(jax.random.key(self.parts.config.seed), 3)
+        key = keys.stage_key(self.parts.config.seed, keys.REPORT)
         outcomes = {}
-        for name, params in (("base", base), ("s3ac", trained)):
+        for name, params in (("base", base), ("trained", trained)):
             outcomes[name] = {
                 "sampled": evaluate(self.parts, params, key, samples=4),
                 "greedy": evaluate(self.parts, params, key, temperature=0.0),
             }
-        facts = {"value_pretraining": self.workdir.stage_facts("value_pretraining"), **outcomes}
+        facts = dict(outcomes)
+        if self.workdir.stage_done("value_pretraining"):
+            facts["value_pretraining"] = self.workdir.stage_facts("value_pretraining")
         path = self.workdir.path / "results.json"
         temporary = path.with_name("results.json.tmp")
         temporary.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
@@ -193,7 +240,7 @@ def table_rows(
     parts: Parts, outcomes: dict[str, dict[str, dict[str, float]]]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Rows by number of steps and totals, for `report.table`. Source: ours."""
-    base, after = outcomes["base"]["sampled"], outcomes["s3ac"]["sampled"]
+    base, after = outcomes["base"]["sampled"], outcomes["trained"]["sampled"]
     levels = parts.held_out.prompts.levels
 
     def row(suffix: str, problems: int) -> dict[str, Any]:
@@ -236,6 +283,7 @@ def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
             whole = Run(parts, folder, progress, stop)
             try:
                 policies = whole.policies()
+                whole.refer_to(whole.reference(policies["late"]))
                 critic = whole.value_pretraining(policies)
                 trained = whole.online(policies, critic)
                 return whole.report(policies["late"], trained)

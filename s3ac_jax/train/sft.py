@@ -20,10 +20,10 @@ from s3ac_jax.core.types import Learner, Packed, Prompt, PyTree, Rollout, Scored
 from s3ac_jax.data import arithmetic
 from s3ac_jax.train import micro
 from s3ac_jax.train.build import Parts, Role, fresh_learner
+from s3ac_jax.train.gather import pack_batches
 from s3ac_jax.train.health import check_finite
 from s3ac_jax.train.learner import apply_gradients, make_optimizer, params_of
-from s3ac_jax.train.steps import read_logp
-from s3ac_jax.train.tick import pack_batches
+from s3ac_jax.train.score import read_logp
 
 
 def demonstration_batch(
@@ -49,12 +49,12 @@ def make_sft_step(role: Role, *, micro_rows: int) -> Callable[..., tuple[Learner
 
     def loss(trainable: PyTree, frozen: PyTree, packed: Packed, tokens: jax.Array):
         logp, _ = read_logp(role.network, combine(trainable, frozen), packed, temperature=1.0)
-        return -masked.total(logp, packed.mask) / tokens, {}
+        return -masked.total(logp, packed.mask) / tokens, ({}, None)
 
     @jax.jit(donate_argnums=0)
     def step(learner: Learner, packed: Packed):
         tokens = jnp.sum(packed.mask, dtype=jnp.float32)
-        total, report, grads = micro.gradients(
+        total, report, _, grads = micro.gradients(
             lambda trainable, part: loss(trainable, learner.frozen, part, tokens),
             learner.trainable, packed, packed.rows, micro_rows,
         )  # fmt: skip
@@ -67,7 +67,7 @@ def make_sft_step(role: Role, *, micro_rows: int) -> Callable[..., tuple[Learner
 def _phase(config: RunConfig, parts: Parts, steps: int, lr: float) -> Role:
     optimizer = OptimizerConfig(lr=lr, clip=1.0, weight_decay=0.01, b2=0.98, warmup_steps=100)
     tx = make_optimizer(optimizer, decay_steps=steps)
-    return Role(parts.actor.network, tx, optimizer.clip, None)
+    return Role("actor", parts.actor.network, tx, optimizer.clip, None)
 
 
 def train_policies(

@@ -1,8 +1,7 @@
-"""One tick, read top to bottom: select, rollout, reward, score, prepare, critic, actor."""
+"""One tick, read top to bottom: gather, score, prepare, critic, actor."""
 
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,138 +9,128 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from s3ac_jax.core import metrics
-from s3ac_jax.core.types import Packed, PyTree, RunState, Scored
-from s3ac_jax.data.packing import pack
+from s3ac_jax.core.types import PyTree, RunState, Scored
 from s3ac_jax.rollout.local import make_sampling
-from s3ac_jax.scheduler.select import Draw
-from s3ac_jax.train.build import Parts, Split
+from s3ac_jax.train import keys
+from s3ac_jax.train.build import Parts, Role, Split
+from s3ac_jax.train.gather import Gathered, gather, pack_batches
 from s3ac_jax.train.health import check_finite
 from s3ac_jax.train.learner import params_of
-
-
-class PhaseTimes:
-    """Seconds per phase of one tick; a phase waits for its own device work before it ends.
-
-    Source: ours.
-    """
-
-    def __init__(self):
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Generator[None]:
-        """Adds the time spent inside to `time/<name>`. Source: ours."""
-        start = time.perf_counter()
-        yield
-        key = f"time/{name}"
-        self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - start
-
-
-def pack_batches(
-    parts: Parts, scored: Scored, order: np.ndarray, num_batches: int, *, most: int | None = None
-) -> list[Packed]:
-    """The responses in `order`, cut into optimiser batches of one static shape, on the mesh.
-
-    most: responses that there might have been, len(order) if None; the shape follows from it.
-    Source: ours.
-    """
-    max_rows = parts.config.rows_for(-(-(most or len(order)) // num_batches))
-    pack_tokens = parts.config.train.pack_tokens
-    batches = [
-        pack(scored, rows, pack_tokens=pack_tokens, max_rows=max_rows)
-        for rows in np.array_split(order, num_batches)
-    ]
-    return [parts.place(batch) for batch in batches]
+from s3ac_jax.train.phases import PhaseTimes
 
 
 def run_tick(
-    parts: Parts, state: RunState, run_key: PRNGKeyArray
+    parts: Parts, state: RunState, run_key: PRNGKeyArray, judge: PyTree = None
 ) -> tuple[RunState, dict[str, Any], dict[str, float]]:
     """(state after, metrics still on the device, metrics of the host). The state is donated.
 
-    The tick's key is fold_in(run_key, tick): with the state it decides everything.
+    The tick's key is fold_in(run_key, tick): with the state it decides everything. judge: weights
+    of the critic that selects prompts, the state's own when None.
     Source: S3AC (2610.35518), order of one step; ours: the tick as a function.
     """
     config, recipe, tick = parts.config, parts.config.recipe, int(state.tick)
     times, start = PhaseTimes(), time.perf_counter()
     select_key, sample_key, shuffle_key = jax.random.split(jax.random.fold_in(run_key, tick), 3)
-    actor_params, critic_params = params_of(state.actor), params_of(state.critic)
+    actor_params = params_of(state.actor)
+    critic_params = None if state.critic is None else params_of(state.critic)
 
-    with times.phase("select"):
-        tokens, num_tokens = parts.train.prompts.tokens, parts.train.prompts.num_tokens
-        draw = parts.scheduler.draw(
-            select_key, state.stats, state.cursor, tick,
-            lambda rows: parts.prompt_values(critic_params, tokens[rows], num_tokens[rows]),
-        )  # fmt: skip
-        index = np.repeat(draw.index, recipe.responses_per_prompt)
-        prompt = parts.train.prompts.take(index)
-    with times.phase("rollout"):
-        parts.rollout.update_weights(actor_params, tick)
-        sampling = make_sampling(
-            sample_key, len(index), temperature=config.rollout.temperature,
-            max_tokens=config.rollout.max_response_tokens,
-        )  # fmt: skip
-        rollout = parts.rollout.generate(prompt, sampling)
-    with times.phase("reward"):
-        scored = parts.train.verifier.grade(rollout)
-        stats = parts.scheduler.record(state.stats, index, scored.success, scored.valid, tick)
+    values = _selection_values(parts, critic_params if judge is None else judge, select_key)
+    batch = gather(parts, state, actor_params, values, (select_key, sample_key), times)
     with times.phase("score"):
-        order = np.asarray(jax.random.permutation(shuffle_key, len(index)))
-        order = order[_kept(parts, scored)[order]]
-        # A grading that failed leaves its response out; the shape must not follow.
-        packed = pack_batches(parts, scored, order, config.train.minibatches, most=len(index))
-        scores = [parts.score(actor_params, critic_params, batch) for batch in packed]
+        order = np.asarray(jax.random.permutation(shuffle_key, config.batch_responses))
+        # Dropped groups and failed gradings leave rows empty; the shape must not follow.
+        order = order[order < len(batch.trained.valid)]
+        order = order[batch.trained.valid[order]]
+        packed = pack_batches(
+            parts, batch.trained, order, config.minibatches, most=config.batch_responses
+        )
+        # An optimiser would still move on a batch without any token, by its momentum.
+        filled = [
+            n for n, part in enumerate(np.array_split(order, config.minibatches)) if len(part)
+        ]
+        # The first critic step reads V itself, of the batch that it learns from.
+        early = filled[0] if filled and recipe.first_step_reads else None
+        scores = [
+            parts.score_actor(actor_params, None, part)
+            if number == early
+            else parts.score(actor_params, critic_params, part)
+            for number, part in enumerate(packed)
+        ]
         jax.block_until_ready(scores)
+    critic, critic_report = state.critic, {}
+    if early is not None:
+        with times.phase("critic"):
+            first = parts.first_targets(packed[early])
+            critic, critic_report, values_old = _learn(
+                parts.critic, parts.critic_step, critic, [first], tick
+            )
+            scores[early] = scores[early][0], values_old
     with times.phase("prepare"):
-        batches, band, report = parts.prepare(packed, scores, state.entropy_band)
-        jax.block_until_ready(batches)
-    with times.phase("critic"):
-        critic, critic_report = state.critic, {}
-        for _ in range(recipe.critic.epochs):
-            for batch in batches:
-                critic, new = parts.critic_step(critic, batch)
-                critic_report = metrics.merge(critic_report, new)
-        jax.block_until_ready(critic)
-        check_finite(
-            "critic",
-            parts.critic.network,
-            params_of(critic),
-            critic_report,
-            batches,
-            f"tick {tick}",
-            "critic.lr",
-        )
+        actor_batches, critic_batches, band, report = parts.prepare(
+            packed, scores, _padded(config.batch_responses, batch.trained.success),
+            _padded(config.batch_responses, batch.baseline), state.entropy_band,
+        )  # fmt: skip
+        jax.block_until_ready(actor_batches)
+    if recipe.critic is not None:
+        with times.phase("critic"):
+            todo = [critic_batches[n] for n in filled] * recipe.critic.epochs
+            todo = todo[early is not None :]
+            critic, new, _ = _learn(parts.critic, parts.critic_step, critic, todo, tick)
+            critic_report = metrics.merge(critic_report, new)
+    warming = recipe.critic is not None and tick < recipe.critic.warmup_ticks
     with times.phase("actor"):
-        actor, actor_report = state.actor, {}
-        for batch in batches:
-            actor, new = parts.actor_step(actor, batch)
-            actor_report = metrics.merge(actor_report, new)
-        jax.block_until_ready(actor)
-        check_finite(
-            "actor",
-            parts.actor.network,
-            params_of(actor),
-            actor_report,
-            batches,
-            f"tick {tick}",
-            "actor.lr",
-        )
+        todo = [] if warming else [actor_batches[n] for n in filled]
+        actor, actor_report, _ = _learn(parts.actor, parts.actor_step, state.actor, todo, tick)
 
-    after = RunState(actor, critic, stats, draw.cursor, band, np.int32(tick + 1))
+    after = RunState(actor, critic, batch.stats, batch.cursor, band, np.int32(tick + 1))
     report |= {_named("critic", name): value for name, value in critic_report.items()}
     report |= {_named("actor", name): value for name, value in actor_report.items()}
     seconds = time.perf_counter() - start
+    rollout = batch.made.rollout
     made = int(rollout.num_tokens.sum() + rollout.prompt.num_tokens.sum())
-    host = outcome_metrics(parts.train, scored) | selection_metrics(parts, draw) | times.seconds
-    return after, report, host | {"time/tick": seconds, "tokens_per_second": made / seconds}
+    host = outcome_metrics(parts.train, batch.made) | selection_metrics(parts, batch)
+    host |= times.seconds | {"time/tick": seconds, "tokens_per_second": made / seconds}
+    return after, report, host
 
 
-def _kept(parts: Parts, scored: Scored) -> np.ndarray:
-    group = np.arange(len(scored.success)) // parts.config.recipe.responses_per_prompt
-    keep = parts.config.recipe.keep.responses(
-        scored.success, group, num_groups=parts.config.train.batch_prompts
-    )
-    return np.asarray(keep) & scored.valid
+def _learn(
+    role: Role, step: Callable, learner: Any, batches: Sequence[PyTree], tick: int
+) -> tuple[Any, dict[str, Any], Any]:
+    """The learner after a step on each of the batches, all metrics, and what the last step read."""
+    report: dict[str, Any] = {}
+    read = None
+    for batch in batches:
+        learner, new, *read = step(learner, batch)
+        report = metrics.merge(report, new)
+    jax.block_until_ready(learner)
+    if batches:
+        check_finite(
+            role.name, role.network, params_of(learner), report, batches, f"tick {tick}",
+            f"{role.name}.lr",
+        )  # fmt: skip
+    return learner, report, read[0] if read else None
+
+
+def _selection_values(
+    parts: Parts, judge: PyTree, key: PRNGKeyArray
+) -> Callable[[np.ndarray], jax.Array]:
+    """index -> V(s_0) of these prompts, with the noise that the config asks for."""
+    tokens, num_tokens = parts.train.prompts.tokens, parts.train.prompts.num_tokens
+    noise = parts.config.scheduler.value_noise
+
+    def values(rows: np.ndarray) -> jax.Array:
+        read = parts.prompt_values(judge, tokens[rows], num_tokens[rows])
+        if noise:
+            # One number per prompt and tick, whatever the round or the order.
+            drawn = jax.random.normal(jax.random.fold_in(key, 2**31), (len(num_tokens),))
+            read = read + noise * drawn[rows]
+        return read
+
+    return values
+
+
+def _padded(length: int, x: np.ndarray) -> np.ndarray:
+    return np.pad(x, (0, length - len(x)))
 
 
 def _named(role: str, name: str) -> str:
@@ -171,16 +160,34 @@ def outcome_metrics(split: Split, scored: Scored) -> dict[str, float]:
     return result
 
 
-def selection_metrics(parts: Parts, draw: Draw) -> dict[str, float]:
-    """What selection did, by difficulty level. Source: ours."""
-    levels = parts.train.prompts.levels[draw.seen]
+def selection_metrics(parts: Parts, batch: Gathered) -> dict[str, float]:
+    """What selection and filter did, the acceptance by difficulty level. Source: ours.
+
+    dropped: responses made whose group was dropped. equal_outcome: share of responses made whose
+    group was all right or all wrong. reference_mid: share of trained prompts that the reference
+    policy solves in 20 to 80 % of its tries.
+    """
+    size = parts.config.recipe.responses_per_prompt
+    right = batch.made.success.reshape(-1, size).mean(axis=1)
     result = {
-        "candidates": float(len(draw.seen)),
-        "forced": float(draw.forced),
-        "nan_values": float(draw.nan_values),
+        "candidates": float(sum(len(draw.seen) for draw in batch.draws)),
+        "forced": float(sum(draw.forced for draw in batch.draws)),
+        "nan_values": float(sum(draw.nan_values for draw in batch.draws)),
+        "generated": float(len(batch.made.success)),
+        "dropped": float(len(batch.made.success) - len(batch.trained.success)),
+        "missing_prompts": float(batch.missing),
     }
+    if size > 1:
+        result["equal_outcome"] = float(((right == 0) | (right == 1)).mean())
+    trained = batch.trained.rollout.prompt.index[::size]
+    if parts.reference is not None and len(trained):
+        known = parts.reference[trained]
+        result["reference_mid"] = float(((known >= 0.2) & (known <= 0.8)).mean())
+    seen = np.concatenate([draw.seen for draw in batch.draws])
+    accepted = np.concatenate([draw.acceptance for draw in batch.draws])
+    levels = parts.train.prompts.levels[seen]
     for level in np.unique(levels):
-        result[f"accept/steps_{level}"] = float(draw.acceptance[levels == level].mean())
+        result[f"accept/steps_{level}"] = float(accepted[levels == level].mean())
     return result
 
 
@@ -226,3 +233,20 @@ def evaluate(
         f"held_out/{name.replace('success', 'accuracy').replace('/', '_')}": value
         for name, value in outcome.items()
     }
+
+
+def reference_success(parts: Parts, base: PyTree) -> np.ndarray:
+    """Success rate of these weights on each training prompt [P].
+
+    Source: ours: the same for all seeds of a run, for the prompts are the same.
+    """
+    config, num_prompts = parts.config, len(parts.train.prompts)
+    key = keys.stage_key(config.task.seed, keys.REFERENCE)
+    parts.rollout.update_weights(base, -1)
+    total = np.zeros(num_prompts)
+    for number in range(config.reference.samples):
+        scored = respond(
+            parts, parts.train, np.arange(num_prompts), jax.random.fold_in(key, number)
+        )
+        total += scored.success
+    return (total / config.reference.samples).astype(np.float32)

@@ -1,21 +1,34 @@
 """Coverage value pretraining, and the two diagnoses of why critics die."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from s3ac_jax.algos import value
+from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core import metrics
-from s3ac_jax.core.types import Learner, Packed, PyTree, Scored, TrainBatch
-from s3ac_jax.train import steps
-from s3ac_jax.train.build import Parts, Role, fresh_learner, make_critic
+from s3ac_jax.core.types import CriticBatch, Learner, PyTree, Scored
+from s3ac_jax.train import keys
+from s3ac_jax.train.build import Parts, Pretraining, Role, fresh_learner, make_pretraining
+from s3ac_jax.train.gather import pack_batches
 from s3ac_jax.train.health import check_finite
 from s3ac_jax.train.learner import params_of
-from s3ac_jax.train.tick import pack_batches, respond
+from s3ac_jax.train.tick import respond
 
 Update = Callable[[int, dict[str, float]], None]
+
+
+def wanted_prompts(config: RunConfig) -> dict[str, int]:
+    """Responses by policy that the recipe's critic is pretrained on; none without pretraining.
+
+    Source: S3AC (2610.35518), coverage; VC-PPO (2503.01491), the base policy alone.
+    """
+    spec = config.recipe.critic
+    if spec is None or spec.pretraining == "none":
+        return {}
+    return config.value_pretraining.prompts(spec.pretraining)
 
 
 def coverage_rollouts(
@@ -23,12 +36,13 @@ def coverage_rollouts(
 ) -> tuple[Scored, dict[str, float]]:
     """Graded responses of all policies together, and the success rate of each.
 
+    With on-policy pretraining all responses are the base policy's.
     Source: S3AC (2610.35518): a mixture of rollouts of policies of several strengths, because
     the first policy almost never shows "long and correct".
     """
     config, split = parts.config, parts.train
     parts_scored, rates = [], {}
-    for number, (name, wanted) in enumerate(config.value_pretraining.prompts.items()):
+    for number, (name, wanted) in enumerate(wanted_prompts(config).items()):
         policy_key = jax.random.fold_in(key, number)
         order = jax.random.permutation(policy_key, len(split.prompts))
         index = np.resize(np.asarray(order), wanted)
@@ -40,48 +54,39 @@ def coverage_rollouts(
     return jax.tree.map(lambda *x: np.concatenate(x), *parts_scored), rates
 
 
-def value_batches(parts: Parts, scored: Scored, epochs: int, seed: int) -> Iterator[TrainBatch]:
+def _pretraining(parts: Parts) -> Pretraining:
+    if parts.pretraining is None:
+        raise ValueError("this recipe has no critic to pretrain")
+    return parts.pretraining
+
+
+def value_batches(parts: Parts, scored: Scored, epochs: int, seed: int) -> Iterator[CriticBatch]:
     """Optimiser batches of `epochs` passes in fresh orders; targets are the outcomes.
 
     Source: S3AC (2610.35518): token-mean MSE to the return.
     """
-    config, recipe = parts.config, parts.config.recipe
+    config = parts.config
     num_batches = max(1, len(scored.success) // config.value_pretraining.batch_responses)
-
-    @jax.jit
-    def target(packed: Packed) -> TrainBatch:
-        zeros = jnp.zeros(packed.mask.shape)
-        returns = recipe.critic.returns(zeros, packed.reward, packed.mask, packed.segment_ids)
-        tokens = jnp.sum(packed.mask, dtype=jnp.float32)
-        return TrainBatch(packed, zeros, zeros, zeros, returns, zeros, tokens, tokens)
-
     for epoch in range(epochs):
         order = np.random.default_rng([config.seed, seed, epoch]).permutation(len(scored.success))
         for packed in pack_batches(parts, scored, order, num_batches):
-            yield target(packed)
+            yield _pretraining(parts).targets(packed)
 
 
-def _start(parts: Parts, role: Role, backbone: PyTree) -> Learner:
-    key = jax.random.fold_in(jax.random.key(parts.config.seed), 2)
+def fresh_critic(parts: Parts, role: Role, backbone: PyTree) -> Learner:
+    """A critic with this backbone and a fresh head. Source: S3AC (2610.35518), head init."""
+    key = keys.stage_key(parts.config.seed, keys.CRITIC_START)
     # A policy with an LM head of its own has one weight more than a backbone.
     kept = {name: backbone[name] for name in role.network.abstract["backbone"]}
     return fresh_learner(role, parts.mesh, key, start={"backbone": kept})
 
 
-def _plain_step(parts: Parts, role: Role) -> Callable:
-    """The critic step of this role on the plain, unclipped error."""
-    spec = dataclasses.replace(parts.config.recipe.critic, clip=None)
-    return steps.make_critic_step(
-        role.network, spec, role.tx, clip=role.clip, micro_rows=parts.config.train.micro_rows
-    )
-
-
-def _watch(parts: Parts, role: Role, backbone: PyTree, batches: Iterator[TrainBatch], num: int):
-    """The first `num` critic steps of one arm, folded."""
-    step = _plain_step(parts, role)
-    learner, folded = _start(parts, role, backbone), {}
+def _watch(parts: Parts, arm: Pretraining, backbone: PyTree, batches: Iterator[CriticBatch]):
+    """The first critic steps of one arm, folded."""
+    learner, folded = fresh_critic(parts, arm.role, backbone), {}
+    num = parts.config.value_pretraining.diagnose_steps
     for _, batch in zip(range(num), batches, strict=False):
-        learner, report = step(learner, batch)
+        learner, report, _ = arm.step(learner, batch)
         folded = metrics.merge(folded, report)
     return metrics.finalize(folded)
 
@@ -94,18 +99,16 @@ def diagnose(parts: Parts, scored: Scored, backbone: PyTree) -> dict[str, dict[s
     diagnose_steps.
     Source: S3AC (2610.35518), head domination.
     """
-    num = parts.config.value_pretraining.diagnose_steps
-    if not num:
+    if not parts.config.value_pretraining.diagnose_steps:
         return {}
-    lr = parts.config.value_pretraining.lr
     ordinary_std = parts.config.model.hidden_size**-0.5
     arms = {
-        "ordinary": make_critic(parts.config, lr=lr, head_std=ordinary_std, clip=1.0),
-        "s3ac": make_critic(parts.config, lr=lr, head_std=None, clip=10.0),
+        "ordinary": make_pretraining(parts.config, head_std=ordinary_std, clip=1.0),
+        "s3ac": make_pretraining(parts.config, head_std=None, clip=10.0),
     }
     found = {}
-    for name, role in arms.items():
-        report = _watch(parts, role, backbone, value_batches(parts, scored, 1, 3), num)
+    for name, arm in arms.items():
+        report = _watch(parts, arm, backbone, value_batches(parts, scored, 1, 3))
         found[name] = {key: report[key] for key in ("head_share", "clipped_steps", "value_loss")}
     return found
 
@@ -117,11 +120,10 @@ def pretrain_critic(parts: Parts, scored: Scored, backbone: PyTree, update: Upda
     Source: S3AC (2610.35518), stabilised critic.
     """
     config = parts.config.value_pretraining
-    role = make_critic(parts.config, lr=config.lr, warmup_steps=config.warmup_steps)
-    step = _plain_step(parts, role)
-    learner = _start(parts, role, backbone)
+    role, step = _pretraining(parts).role, _pretraining(parts).step
+    learner = fresh_critic(parts, role, backbone)
     for number, batch in enumerate(value_batches(parts, scored, config.epochs, 3)):
-        learner, report = step(learner, batch)
+        learner, report, _ = step(learner, batch)
         check_finite(
             "critic",
             role.network,
@@ -153,7 +155,10 @@ def on_base_policy(
     parts.rollout.update_weights(policy, -1)
     scored = respond(parts, split, index, sample_key)
     batches = pack_batches(parts, scored, np.arange(len(index)), max(1, len(index) // 256))
-    scores = [parts.score(policy, critic, batch) for batch in batches]
-    _, _, report = parts.prepare(batches, scores, jnp.full(2, jnp.nan))
-    found = metrics.finalize(report)
-    return {name: found[name] for name in ("explained_variance", "value_mean_error")}
+    values = jnp.concatenate([_pretraining(parts).values(critic, batch) for batch in batches])
+    mask = jnp.concatenate([batch.mask for batch in batches])
+    returns = jnp.concatenate([_pretraining(parts).targets(batch).returns for batch in batches])
+    return {
+        "explained_variance": float(value.explained_variance(values, returns, mask)),
+        "value_mean_error": float(value.mean_error(values, returns, mask)),
+    }

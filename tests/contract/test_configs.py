@@ -11,14 +11,15 @@ import pytest
 
 from s3ac_jax.algos.recipe import RECIPES
 from s3ac_jax.config.boundary import from_config_dict
-from s3ac_jax.core.types import Packed, TrainBatch
+from s3ac_jax.core.types import ActorBatch, CriticBatch, Packed
 from s3ac_jax.parallel.mesh import MeshSpec
 from s3ac_jax.rollout.engine import Sampling
 from s3ac_jax.train import build as building
 from s3ac_jax.train.learner import params_of
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = sorted((ROOT / "configs").glob("*.py"))
+# Studies are grids of runs, with tests of their own.
+FILES = [p for p in sorted((ROOT / "configs").glob("*.py")) if not p.stem.startswith("study_")]
 MESHES = {"one": MeshSpec(), "data2-tensor2": MeshSpec(data=2, tensor=2)}
 PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -39,10 +40,14 @@ def load(file, preset, mesh=None):
     return dataclasses.replace(config, mesh=mesh) if mesh else config
 
 
-@pytest.fixture(
-    params=[(*config, mesh) for config in CONFIGS for mesh in MESHES],
-    ids=lambda case: f"{case[0].stem}-{case[1]}-{case[2]}",
-)
+def cases():
+    """Each config on both meshes, but of the recipes of the same shapes only one on the second."""
+    for file, preset in CONFIGS:
+        spread = preset in (None, "s3ac_single", "s3ac_group", "vapo", "spo")
+        yield from ((file, preset, mesh) for mesh in list(MESHES)[: 2 if spread else 1])
+
+
+@pytest.fixture(params=cases(), ids=lambda case: f"{case[0].stem}-{case[1]}-{case[2]}")
 def parts(request, monkeypatch):
     """The parts of one config on one mesh, without its problem sets (which take seconds)."""
     file, preset, mesh = request.param
@@ -55,7 +60,7 @@ def of(shape, dtype=jnp.float32):
 
 
 def abstract_packed(config):
-    rows = config.rows_for(config.batch_responses // config.train.minibatches)
+    rows = config.rows_for(config.batch_responses // config.minibatches)
     shape = rows, config.train.pack_tokens
     kinds = {"mask": bool, "reward": jnp.float32, "logp_rollout": jnp.float32}
     names = [field.name for field in dataclasses.fields(Packed) if field.name != "rows"]
@@ -65,15 +70,15 @@ def abstract_packed(config):
 
 def programs(parts):
     """(jitted function, abstract arguments) of everything that runs on a device in a tick."""
-    config, engine = parts.config, parts.rollout.engine
-    critic = building.abstract_learner(parts.critic, parts.mesh)
+    config, engine, spec = parts.config, parts.rollout.engine, parts.config.recipe.critic
     actor = building.abstract_learner(parts.actor, parts.mesh)
-    actor_params, critic_params = params_of(actor), params_of(critic)
+    actor_params = params_of(actor)
     packed = abstract_packed(config)
-    shape, scalar = packed.tokens.shape, of(())
-    batch = TrainBatch(packed, *[of(shape)] * 5, scalar, scalar)
-    number = config.train.minibatches
-    prompts = of((config.scheduler.candidates, config.task.max_prompt_tokens), jnp.int32)
+    per_token, scalar = of(packed.tokens.shape), of(())
+    imitation = per_token if config.recipe.surrogate.imitation else None
+    batch = ActorBatch(packed, *[per_token] * 3, imitation, scalar)
+    number, rows = config.minibatches, config.batch_responses
+    values = per_token if config.recipe.reads_values else None
     requests = config.rollout.insert_batch
     tokens = of((requests, config.task.max_prompt_tokens), jnp.int32)
     each = of((requests,), jnp.int32)
@@ -81,23 +86,41 @@ def programs(parts):
     prefix = jax.eval_shape(engine.prefill, actor_params, tokens, each)
     sampling = Sampling(of((requests,), jnp.uint32), of((requests,)), each)
     engine_type = type(engine)
-    return {
-        "score": (parts.score, (actor_params, critic_params, packed)),
-        "prompt_values": (
-            parts.prompt_values,
-            (critic_params, prompts, of(prompts.shape[:1], jnp.int32)),
+    made = {
+        "score_actor": (parts.score_actor, (actor_params, None, packed)),
+        "prepare": (
+            parts.prepare,
+            ([packed] * number, [(per_token, values)] * number, of((rows,), bool), of((rows,)),
+             of((2,))),
         ),
-        "prepare": (parts.prepare, ([packed] * number, [(of(shape),) * 2] * number, of((2,)))),
-        "critic_step": (parts.critic_step, (critic, batch)),
         "actor_step": (parts.actor_step, (actor, batch)),
         "prefill": (engine_type.prefill, (engine, actor_params, tokens, each)),
         "insert": (engine_type.insert, (engine, prefix, state, each, each, sampling)),
         "generate": (engine_type.generate, (engine, actor_params, state)),
+    }  # fmt: skip
+    if config.recipe.select.tracks_drift:
+        made["drift"] = (parts.drift, (actor_params, [packed] * number))
+    if spec is None:
+        return made
+    critic = building.abstract_learner(parts.critic, parts.mesh)
+    critic_params = params_of(critic)
+    learns, first = of(packed.tokens.shape, bool), of((), bool)
+    old = per_token if spec.clip is not None else None
+    critic_batch = CriticBatch(packed, learns, old, per_token, scalar, first)
+    prompts = of((config.scheduler.candidates, config.task.max_prompt_tokens), jnp.int32)
+    lengths = of(prompts.shape[:1], jnp.int32)
+    made |= {
+        "score": (parts.score, (actor_params, critic_params, packed)),
+        "prompt_values": (parts.prompt_values, (critic_params, prompts, lengths)),
+        "critic_step": (parts.critic_step, (critic, critic_batch)),
     }
+    if config.recipe.first_step_reads:
+        made["first_targets"] = (parts.first_targets, (packed,))
+    return made
 
 
 def test_there_are_configs():
-    assert {"s3ac_single", "s3ac_group"} <= {preset for _, preset in CONFIGS}
+    assert set(RECIPES) <= {preset for _, preset in CONFIGS}
 
 
 @pytest.mark.parametrize(("file", "preset"), CONFIGS, ids=str)
@@ -105,12 +128,39 @@ def test_every_config_builds(file, preset):
     config = load(file, preset)
     assert config.name == file.stem
     if preset:
-        assert config.recipe == RECIPES[preset]
+        want = RECIPES[preset]
+        for column in ("average", "shaping"):  # these go by the limit of a response
+            assert type(getattr(config.recipe, column)) is type(getattr(want, column))
+            want = dataclasses.replace(want, **{column: getattr(config.recipe, column)})
+        assert config.recipe == want
+
+
+def kinds(tree):
+    return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+
+
+# What a program is made from, apart from the model, the mesh and the shapes of its arguments.
+MADE_FROM = {
+    "prepare": lambda recipe: recipe,
+    "actor_step": lambda recipe: recipe.surrogate,
+    "critic_step": lambda recipe: recipe.critic,
+    "first_targets": lambda recipe: recipe.critic,
+}
+_LOWERED = set()
 
 
 def test_every_program_traces_and_lowers(parts):
+    config, engine = parts.config, parts.rollout.engine
     with parts.on_mesh():
         for name, (program, arguments) in programs(parts).items():
+            own = MADE_FROM.get(name, lambda recipe: None)(config.recipe)
+            shapes = [
+                (x.shape, str(x.dtype)) for x in jax.tree.leaves(arguments) if x is not engine
+            ]
+            which = name, config.model, config.mesh, own, str(shapes)
+            if which in _LOWERED:  # another preset has the same
+                continue
+            _LOWERED.add(which)
             traced = program.trace(*arguments)
             for platform in PLATFORMS:
                 text = traced.lower(lowering_platforms=(platform,)).as_text()
@@ -119,21 +169,28 @@ def test_every_program_traces_and_lowers(parts):
 
 def test_steps_keep_shapes_and_places(parts):
     """What a step hands on is what it takes: the next tick compiles nothing."""
+    recipe = parts.config.recipe
     with parts.on_mesh():
         made = programs(parts)
-        for role in ("critic", "actor"):
+        roles = ("actor", "critic") if recipe.critic else ("actor",)
+        for role in roles:
             step, (learner, batch) = made[f"{role}_step"]
-            after, report = jax.eval_shape(step, learner, batch)
-            same = jax.tree.map(
-                lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), after, learner
-            )
-            assert all(jax.tree.leaves(same))
+            after, report, *_ = jax.eval_shape(step, learner, batch)
+            assert kinds(after) == kinds(learner)
             assert {"grad_norm", "nonfinite", "clipped_steps"} <= report.keys()
         prepare, arguments = made["prepare"]
-        batches, band, _ = jax.eval_shape(prepare, *arguments)
-        assert len(batches) == parts.config.train.minibatches
-        want = jax.tree.map(lambda x: (x.shape, x.dtype), made["actor_step"][1][1])
-        assert jax.tree.map(lambda x: (x.shape, x.dtype), batches[0]) == want
+        actor_batches, critic_batches, band, _ = jax.eval_shape(prepare, *arguments)
+        assert len(actor_batches) == parts.config.minibatches
+        assert kinds(actor_batches[0]) == kinds(made["actor_step"][1][1])
+        assert (critic_batches is None) == (recipe.critic is None)
+        if critic_batches:
+            assert kinds(critic_batches[0]) == kinds(made["critic_step"][1][1])
+        if recipe.first_step_reads:
+            # What the first step learns from, and the values that it hands on for V_old.
+            targets = jax.eval_shape(parts.first_targets, *made["first_targets"][1])
+            assert kinds(targets) == kinds(made["critic_step"][1][1])
+            *_, values = jax.eval_shape(parts.critic_step, *made["critic_step"][1])
+            assert kinds(values) == kinds(arguments[1][0][1])
         assert band.shape == (2,)
 
 

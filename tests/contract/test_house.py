@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from s3ac_jax.algos.recipe import RECIPES
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "s3ac_jax"
 MATHS = ("core", "algos")
@@ -68,6 +70,52 @@ def test_apps_are_short():
 
 def test_no_file_is_called_utils():
     assert [name(path) for path in sources() if path.stem in {"util", "utils"}] == []
+
+
+def names_asked(path: Path) -> list[str]:
+    """Places of a module where a recipe is told by its name, or RECIPES is looked up."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Attribute(value=ast.Name(id="recipe" | "RECIPES"), attr="name"):
+                found.append(node)
+            case ast.Attribute(value=ast.Attribute(attr="recipe"), attr="name"):
+                found.append(node)
+            case ast.Subscript(value=ast.Name(id="RECIPES") | ast.Attribute(attr="RECIPES")):
+                found.append(node)
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="RECIPES"), attr="get")):
+                found.append(node)
+            case ast.Compare(left=ast.Name(id="recipe" | "preset"), comparators=[ast.Constant()]):
+                found.append(node)
+    return [f"{path.name}:{node.lineno}" for node in found]
+
+
+def test_no_code_asks_for_a_recipes_name():
+    """A method is a value: what differs stands in its columns, and nobody asks how it is called."""
+    named, spelled = [], []
+    known = {name for name in RECIPES if len(name) > 3}  # ppo and sao may be parts of words
+    for path in sources():
+        place = name(path)
+        # A config file has names, and the boundary turns them into values.
+        if not place.startswith("s3ac_jax/config/") and place != "s3ac_jax/algos/recipe.py":
+            named += names_asked(path)
+        if place != "s3ac_jax/algos/recipe.py":
+            strings = (
+                n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)
+            )
+            spelled += [f"{place}:{node.lineno}" for node in strings if node.value in known]
+    assert (named, spelled) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["if recipe.name == 'x': pass", "config.recipe.name", "RECIPES['grpo']", "RECIPES.get('grpo')",
+     "recipe == 'grpo'", "recipes.RECIPES[name]"],
+)  # fmt: skip
+def test_the_search_for_names_can_tell(tmp_path, line):
+    file = tmp_path / "planted.py"
+    file.write_text(f"import jax\n{line}\n")
+    assert names_asked(file) == ["planted.py:2"]
 
 
 def test_rooms_say_what_lives_there():

@@ -6,12 +6,14 @@ import io
 
 import jax.monitoring
 import numpy as np
+import pytest
 
 from s3ac_jax.io.checkpoint import Checkpoints
+from s3ac_jax.report import log
 from s3ac_jax.report.live import PlainProgress
 from s3ac_jax.report.log import MetricLog
 from s3ac_jax.rewards.arithmetic import ArithmeticVerifier
-from s3ac_jax.train import online, tick
+from s3ac_jax.train import gather, online, tick
 from s3ac_jax.train.build import build
 from s3ac_jax.train.interrupt import StopRequest
 from tests.helpers import random_params
@@ -44,7 +46,7 @@ def make_unruly(monkeypatch):
     Returns two lists that fill up: tokens of the responses and valid gradings of each batch.
     """
     rng, lengths, valid = np.random.default_rng(0), [], []
-    make_sampling, grade = tick.make_sampling, ArithmeticVerifier.grade
+    make_sampling, grade = gather.make_sampling, ArithmeticVerifier.grade
 
     def sampling(key, rows, *, temperature, max_tokens):
         made = make_sampling(key, rows, temperature=temperature, max_tokens=max_tokens)
@@ -60,9 +62,22 @@ def make_unruly(monkeypatch):
         lengths.append(tuple(rollout.num_tokens.tolist()))
         return dataclasses.replace(scored, valid=valid[-1])
 
-    monkeypatch.setattr(tick, "make_sampling", sampling)
+    monkeypatch.setattr(gather, "make_sampling", sampling)
+    monkeypatch.setattr(tick, "make_sampling", sampling)  # that of the evaluations
     monkeypatch.setattr(ArithmeticVerifier, "grade", graded)
     return lengths, valid
+
+
+def ticked(parts, folder, monkeypatch):
+    """(the compilations, lengths and valid gradings of each batch) of an unruly run."""
+    lengths, valid = make_unruly(monkeypatch)
+    compilations = Compilations(monkeypatch)
+    lines, checkpoints = MetricLog(folder), Checkpoints(folder / "checkpoints")
+    loop = online.OnlineLoop(parts, lines, checkpoints, PlainProgress([], io.StringIO()))
+    critic = random_params(parts.critic.network, 1) if parts.config.recipe.critic else None
+    with contextlib.closing(lines), contextlib.closing(checkpoints), parts.on_mesh():
+        loop.run(runs.late_policy(parts), critic, StopRequest(), "")
+    return compilations, lengths, valid
 
 
 def test_nothing_compiles_after_two_ticks(tmp_path, monkeypatch):
@@ -73,14 +88,29 @@ def test_nothing_compiles_after_two_ticks(tmp_path, monkeypatch):
         "task.num_held_out": 8,
     }
     parts = build(runs.small_config(changes))
-    lengths, valid = make_unruly(monkeypatch)
-    compilations = Compilations(monkeypatch)
-    log, checkpoints = MetricLog(tmp_path), Checkpoints(tmp_path / "checkpoints")
-    loop = online.OnlineLoop(parts, log, checkpoints, PlainProgress([], io.StringIO()))
-    with contextlib.closing(log), contextlib.closing(checkpoints), parts.on_mesh():
-        loop.run(runs.late_policy(parts), random_params(parts.critic.network, 1), StopRequest(), "")
+    compilations, lengths, valid = ticked(parts, tmp_path, monkeypatch)
     assert compilations.ticks == TICKS
     assert len(set(lengths)) > TICKS
     assert {0, 8} < {int(one.sum()) for one in valid}  # nothing to learn from, and all of it
     assert len(compilations.heard) > 10
     assert [done for done in compilations.heard if done >= 2] == []
+
+
+# How many ticks until everything was met once: no refill, a refill, drift of known responses.
+@pytest.mark.parametrize(("preset", "settled"), [("grpo_x", 2), ("spo", 2), ("pcl", 2)])
+def test_refills_and_ranks_compile_nothing_either(preset, settled, tmp_path, monkeypatch):
+    ticks = 24
+    changes = {"train.num_ticks": ticks, "task.num_held_out": 8, "train.batch_prompts": 4}
+    if preset != "spo":
+        changes["recipe.responses_per_prompt"] = 4
+    parts = build(runs.small_config(changes, preset))
+    if preset == "spo":
+        rate = np.linspace(0, 1, len(parts.train.prompts)).astype(np.float32)
+        parts = dataclasses.replace(parts, reference=rate)
+    compilations, lengths, _ = ticked(parts, tmp_path, monkeypatch)
+    assert compilations.ticks == ticks
+    lines = [line for line in log.read(tmp_path / "metrics.jsonl") if "generated" in line]
+    generated = {line["generated"] for line in lines}
+    assert (len(generated) > 3) == (preset == "grpo_x")  # all kinds of refills
+    assert len({len(one) for one in lengths}) > 3 or preset != "grpo_x"
+    assert [done for done in compilations.heard if done >= settled] == []

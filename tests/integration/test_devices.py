@@ -13,8 +13,8 @@ from s3ac_jax.parallel.mesh import MeshSpec
 from s3ac_jax.rollout.local import make_sampling
 from s3ac_jax.train import steps
 from s3ac_jax.train.build import abstract_learner, build, fresh_learner
+from s3ac_jax.train.gather import pack_batches
 from s3ac_jax.train.learner import params_of
-from s3ac_jax.train.tick import pack_batches
 from tests.helpers import random_params, run_config
 
 MESHES = (MeshSpec(data=2, tensor=2), MeshSpec(data=2, fsdp=2))
@@ -68,12 +68,16 @@ def one_tick(mesh):
         params = params_of(learners["actor"]), params_of(learners["critic"])
         scores = [parts.score(*params, batch) for batch in packed]
         values = parts.prompt_values(params[1], prompt.tokens, prompt.num_tokens)
-        batches, _, report = parts.prepare(packed, scores, np.full(2, np.nan, np.float32))
+        actor_batches, critic_batches, _, report = parts.prepare(
+            packed, scores, scored.success, np.full(8, 0.5, np.float32),
+            np.full(2, np.nan, np.float32),
+        )  # fmt: skip
+        batches = {"actor": actor_batches, "critic": critic_batches}
         reports = {"prepare": report}
         micro_rows = config.train.micro_rows
         made = {
             "actor": steps.make_actor_step(
-                roles["actor"].network, config.recipe, tx, clip=1.0, temperature=1.0,
+                roles["actor"].network, config.recipe.surrogate, tx, clip=1.0, temperature=1.0,
                 micro_rows=micro_rows,
             ),
             "critic": steps.make_critic_step(
@@ -82,10 +86,12 @@ def one_tick(mesh):
             ),
         }  # fmt: skip
         compiled = None
-        for number, batch in enumerate(batches):
+        for number in range(2):
             compiled = Compilations() if number == 1 else compiled
             for name, step in made.items():
-                learners[name], reports[f"{name}{number}"] = step(learners[name], batch)
+                learners[name], reports[f"{name}{number}"], *_ = step(
+                    learners[name], batches[name][number]
+                )
         parts.rollout.update_weights(params_of(learners["actor"]), 1)
         second = parts.rollout.generate(prompt, sampling)
         recompiled = list(compiled)

@@ -1,6 +1,7 @@
 """A small whole run in this process: what it leaves, what a second call does, full disks."""
 
 import contextlib
+import dataclasses
 import io
 import itertools
 import json
@@ -17,7 +18,7 @@ from s3ac_jax.io.weights import load_weights
 from s3ac_jax.io.workdir import Workdir
 from s3ac_jax.report import log
 from s3ac_jax.report.live import PlainProgress
-from s3ac_jax.train import policies, sft, value_pretraining
+from s3ac_jax.train import online, policies, sft, value_pretraining
 from s3ac_jax.train.build import build
 from s3ac_jax.train.interrupt import StopRequest
 from s3ac_jax.train.run import STAGES, Run, run
@@ -51,7 +52,7 @@ def test_everything_is_in_the_workdir(done):
     assert [line["tick"] for line in online] == list(range(TICKS + 1))
     evaluated = [line["tick"] for line in online if "held_out/accuracy" in line]
     assert evaluated == [0, 4, 6]  # the last line is the trained policy
-    for name in ("base", "s3ac"):
+    for name in ("base", "trained"):
         for kind in ("sampled", "greedy"):
             assert 0 <= results[name][kind]["held_out/accuracy"] <= 1
     found = results["value_pretraining"]
@@ -76,6 +77,55 @@ def test_a_second_call_does_nothing_anew(done, tmp_path, monkeypatch):
     assert {name for name in before if before[name] != after[name]} == set()
     # TensorBoard is told from which tick on points may come again.
     assert all(name.startswith("tb/online/") for name in after.keys() - before.keys())
+
+
+def test_a_run_without_a_critic_and_with_a_reference(tmp_path, monkeypatch):
+    config = runs.small_config({"train.num_ticks": 2, "reference.samples": 4}, "spo")
+    results = run(config, tmp_path)
+    assert results.keys() == {"base", "trained"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        ".lock", "checkpoints", "config.json", "metrics.jsonl", "reference.npy", "results.json",
+        "stage_reference.json", "summary.png", "tb", "versions.json",
+    }  # fmt: skip
+    rate = np.load(tmp_path / "reference.npy")
+    assert rate.shape == (64,)
+    assert set((4 * rate).tolist()) <= {0, 1, 2, 3, 4}
+    facts = json.loads((tmp_path / "stage_reference.json").read_text())
+    assert facts["success_rate"] == pytest.approx(rate.mean(), rel=1e-6)
+    lines = [line for line in log.read(tmp_path / "metrics.jsonl") if "policy_loss" in line]
+    assert len(lines) == 2
+    for line in lines:
+        assert 0 <= line["reference_mid"] <= 1
+        assert not {"value_loss", "explained_variance"} & line.keys()
+    # The history began with what the reference found.
+    parts = dataclasses.replace(build(config), reference=rate)
+    state, _ = Checkpoints(tmp_path / "checkpoints").restore(2, online.abstract_state(parts))
+    assert state.critic is None
+    unmet = np.asarray(state.stats.last.num_tokens) == 0
+    assert 48 <= unmet.sum() < 64
+    a_0 = 8 * (4 * rate + 0.5) / 5
+    np.testing.assert_allclose(np.asarray(state.stats.successes)[unmet], a_0[unmet], rtol=1e-5)
+    monkeypatch.setattr("s3ac_jax.train.run.reference_success", None)  # it is not made again
+    assert run(config, tmp_path) == results
+
+
+@pytest.mark.parametrize(
+    ("preset", "wanted"),
+    [
+        ("s3ac_single", {"early": 16, "middle": 16, "late": 32}),
+        ("vc_ppo", {"late": 64}),
+        ("vapo", {"late": 64}),
+        ("ppo", {}),
+        ("sao", {}),
+        ("pcl", {}),
+        ("grpo", {}),
+    ],
+)
+def test_what_the_critic_is_pretrained_on(preset, wanted):
+    config = runs.small_config({"train.batch_prompts": 16, "train.num_ticks": 11}, preset)
+    assert value_pretraining.wanted_prompts(config) == wanted
+    without = runs.small_config({"value_pretraining.early_prompts": 0}, "s3ac_single")
+    assert value_pretraining.wanted_prompts(without) == {"middle": 16, "late": 32}
 
 
 def test_no_diagnosis_without_steps_for_it():
@@ -171,5 +221,5 @@ def test_a_full_disk_is_one_line_and_earlier_checkpoints_stay(done, tmp_path):
     after = runs.digests(checkpoints)
     assert {name: after.get(name) for name in before} == before
     assert Checkpoints(checkpoints).steps() == [4, 6]
-    assert run(runs.small_config({"train.num_ticks": TICKS + 2}), workdir)["s3ac"]
+    assert run(runs.small_config({"train.num_ticks": TICKS + 2}), workdir)["trained"]
     assert Checkpoints(checkpoints).steps() == [6, 8]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from s3ac_jax.algos.advantages import (
+    centred,
     gae,
     group_relative,
     length_adaptive_lambda,
@@ -261,3 +262,39 @@ def test_trap_7_singletons_and_equal_rewards_are_exactly_zero(divide, reward):
     rewards, ids = np.full(8, reward), np.array([0, 0, 0, 0, 0, 0, 0, 2])
     got = np.asarray(group_relative(rewards, ids, num_groups=3, divide_by_std=divide))
     assert np.all(got == 0.0)
+
+
+@pytest.mark.parametrize(("size", "seed"), [(1, 0), (12, 1), (129, 2)])
+def test_centred_oracle_permutation_and_absence(size, seed):
+    rng = np.random.default_rng(seed)
+    rewards, present = rng.normal(size=size).astype(np.float32), rng.random(size) < 0.7
+    live = [float(r) for r, here in zip(rewards, present, strict=True) if here]
+    mean = sum(live) / max(len(live), 1)
+    want = [float(r) - mean if here else 0.0 for r, here in zip(rewards, present, strict=True)]
+    got = np.asarray(centred(rewards, present))
+    np.testing.assert_allclose(got, want, **CLOSE)
+    order = rng.permutation(size)
+    np.testing.assert_allclose(centred(rewards[order], present[order]), got[order], **CLOSE)
+    for poison in (np.nan, np.inf, -np.inf):
+        bad = np.where(present, rewards, poison)
+        np.testing.assert_array_equal(centred(bad, present), got)
+    # Absent responses appended or left out: the same.
+    np.testing.assert_allclose(
+        centred(rewards[present], np.ones(len(live), bool)), got[present], **CLOSE
+    )
+
+
+@pytest.mark.parametrize("reward", [1.0, -1.0, 0.1, 0.37, 1e-3, 1e4])
+def test_centred_is_exactly_zero_for_one_or_equal_rewards(reward):
+    # 0.1 seven times has an fp32 mean that is not 0.1.
+    present = np.array([1, 1, 0, 1, 1, 1, 1, 1], bool)
+    rewards = np.where(present, reward, -5.0)
+    assert not np.any(np.asarray(centred(rewards, present)))
+    assert not np.any(np.asarray(centred(np.array([reward, 7.0]), np.array([True, False]))))
+    assert not np.any(np.asarray(centred(rewards, np.zeros(8, bool))))
+
+
+def test_centred_keeps_its_fraction_beside_integers():
+    got = centred(np.array([1, -1, -1]), np.ones(3, bool))
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, [4 / 3, -2 / 3, -2 / 3], rtol=1e-6)

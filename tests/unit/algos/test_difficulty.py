@@ -6,7 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from s3ac_jax.algos.difficulty import acceptance, decay_history, fuse, success_prior
+from s3ac_jax.algos.difficulty import (
+    acceptance,
+    decay_history,
+    distance_to,
+    fuse,
+    success_prior,
+)
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "objectives.json").read_text())
 
@@ -73,3 +79,19 @@ def test_lazy_decay_is_eager_decay():
     np.testing.assert_allclose(once, twice, rtol=1e-6)
     np.testing.assert_array_equal(decay_history(s, n, np.array([0]), decay=0.9), [s, n])
     np.testing.assert_allclose(once[0] / once[1], s / n, rtol=1e-6)
+
+
+@pytest.mark.parametrize("tau", [0.5, 0.3])
+def test_distance_to_oracle_and_permutation(tau):
+    rng = np.random.default_rng(4)
+    p = rng.random(33).astype(np.float32)
+    got = np.asarray(distance_to(p, tau=tau))
+    np.testing.assert_allclose(got, [abs(float(x) - tau) for x in p], rtol=1e-5, atol=1e-7)
+    order = rng.permutation(33)
+    np.testing.assert_array_equal(distance_to(p[order], tau=tau), got[order])
+
+
+def test_distance_to_limits_and_a_broken_critic():
+    got = distance_to(success_prior(np.array([-1.0, 1.0, 0.0, np.nan])), tau=0.5)
+    np.testing.assert_array_equal(got, [0.5, 0.5, 0.0, 0.0])
+    assert distance_to(np.array([0, 1]), tau=0.25).dtype == np.float32

@@ -11,9 +11,11 @@ import pytest
 
 from s3ac_jax.algos import offpolicy
 from s3ac_jax.algos.guards import (
+    BinaryKlMask,
     GeometricMeanMask,
     MaskedImportance,
     MismatchGuard,
+    NoGuard,
     ProductMask,
     TruncatedImportance,
 )
@@ -28,6 +30,8 @@ GUARDS = [
     MaskedImportance(),
     GeometricMeanMask(low=0.8, high=1.25),
     ProductMask(low=0.5, high=2.0),
+    NoGuard(),
+    BinaryKlMask(delta=0.2),
 ]
 
 
@@ -151,7 +155,7 @@ def test_equal_policies_and_bypass_weigh_one(guard):
     weights, keep = guard.weigh(rollout, rollout, mask)
     np.testing.assert_array_equal(weights, mask.astype(np.float32))
     np.testing.assert_array_equal(keep, mask)
-    assert guard.num_tokens(keep, mask) == mask.sum()
+    np.testing.assert_array_equal(guard.counted(keep, mask), mask)
 
 
 @pytest.mark.parametrize("guard", GUARDS, ids=lambda g: type(g).__name__)
@@ -174,14 +178,14 @@ def test_everything_rejected_is_zero_loss_and_zero_gradient(denominator):
     def loss(logp):
         weights, keep = guard.weigh(jnp.zeros_like(logp), rollout, mask)
         token_loss = Cispo().token_loss(logp, logp, jnp.ones_like(logp), keep)
-        tokens = jnp.maximum(guard.num_tokens(keep, mask), 1.0)
+        tokens = jnp.maximum(jnp.sum(guard.counted(keep, mask)), 1.0)
         return masked.total(weights * token_loss, keep) / tokens
 
     got, gradient = jax.value_and_grad(loss)(jnp.full((2, 3), -1.0))
     assert got == 0.0
     assert not np.any(np.asarray(gradient))
     _, keep = guard.weigh(jnp.zeros((2, 3)), rollout, mask)
-    assert guard.num_tokens(keep, mask) == {"kept": 0, "all": 6}[denominator]
+    assert jnp.sum(guard.counted(keep, mask)) == {"kept": 0, "all": 6}[denominator]
 
 
 def test_nan_at_a_trainable_token_drops_the_response():

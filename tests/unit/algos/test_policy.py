@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from s3ac_jax.algos.policy import cispo, ppo_clip
+from s3ac_jax.algos.policy import banded, cispo, policy_gradient, ppo_clip
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "objectives.json").read_text())
 
@@ -115,3 +115,97 @@ def test_permuted_tokens(loss):
     order = rng.permutation(9)
     want = loss(*args, eps_low=0.2, eps_high=0.28)[order]
     np.testing.assert_array_equal(loss(*args[:, order], eps_low=0.2, eps_high=0.28), want)
+
+
+@pytest.mark.parametrize(("shape", "seed"), [((1,), 0), ((3, 5), 1), ((2, 17), 2)])
+def test_policy_gradient_oracle_and_gradient(shape, seed):
+    rng = np.random.default_rng(seed)
+    logp = -rng.exponential(1.0, shape).astype(np.float32)
+    advantages = rng.normal(size=shape).astype(np.float32)
+    want = np.zeros(shape)
+    for i in np.ndindex(*shape):
+        want[i] = -float(advantages[i]) * float(logp[i])
+    np.testing.assert_allclose(policy_gradient(logp, advantages), want, rtol=1e-6)
+    grads = jax.grad(lambda *x: jnp.sum(policy_gradient(*x)), argnums=(0, 1))(logp, advantages)
+    np.testing.assert_array_equal(grads[0], -advantages)
+    assert not np.any(np.asarray(grads[1]))
+    assert policy_gradient(np.array([-1.5]), np.array([2])).dtype == jnp.float32
+    order = rng.permutation(shape[-1])
+    moved = policy_gradient(logp[..., order], advantages[..., order])
+    np.testing.assert_array_equal(moved, policy_gradient(logp, advantages)[..., order])
+
+
+@pytest.mark.parametrize(("shape", "seed"), [((1,), 0), ((3, 5), 1), ((2, 40), 2)])
+@pytest.mark.parametrize("band", [(0.7, 6.0), (0.2, 4.0)])
+def test_banded_oracle_and_gradient(shape, seed, band):
+    rng = np.random.default_rng(seed)
+    logp, rollout = -rng.exponential(1.0, (2, *shape)).astype(np.float32)
+    advantages = rng.normal(size=shape).astype(np.float32)
+    want, want_grad = np.zeros(shape), np.zeros(shape)
+    for i in np.ndindex(*shape):
+        ratio = math.exp(float(logp[i]) - float(rollout[i]))
+        if band[0] < ratio < band[1]:
+            want[i] = -ratio * float(advantages[i]) * float(logp[i])
+            want_grad[i] = -ratio * float(advantages[i])
+    kwargs, args = {"low": band[0], "high": band[1]}, (logp, rollout, advantages)
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    np.testing.assert_allclose(banded(*args, **kwargs), want, **close)
+    np.testing.assert_allclose(gradient(banded, *args, **kwargs), want_grad, **close)
+    if logp.size > 20:
+        assert 0 < np.count_nonzero(want) < want.size
+    order = rng.permutation(shape[-1])
+    moved = banded(*(x[..., order] for x in args), **kwargs)
+    np.testing.assert_array_equal(moved, banded(*args, **kwargs)[..., order])
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_banded_silences_both_sides_whatever_the_sign_and_the_bounds_themselves(advantage):
+    # Unlike PPO, which keeps the token whenever A pushes it back towards the interval.
+    logp, rollout = np.array([-1.0, -1.0, -1.0]), np.array([-4.0, -0.5, -1.0])
+    a, band = np.full(3, advantage), {"low": 0.7, "high": 6.0}
+    np.testing.assert_allclose(banded(logp, rollout, a, **band), [0, 0, advantage])
+    np.testing.assert_allclose(gradient(banded, logp, rollout, a, **band), [0, 0, -advantage])
+    # exp(0) is exactly 1: on the bound is outside.
+    for low, high in ((1.0, 6.0), (0.7, 1.0)):
+        got = gradient(banded, logp[2:], rollout[2:], a[2:], low=low, high=high)
+        np.testing.assert_array_equal(got, [0.0])
+
+
+def test_banded_on_policy_is_the_policy_gradient():
+    rng = np.random.default_rng(3)
+    logp, advantages = -rng.random((2, 6)), rng.normal(size=(2, 6))
+    got = gradient(banded, logp, logp, advantages, low=0.7, high=6.0)
+    np.testing.assert_allclose(got, -advantages, rtol=1e-6)
+
+
+def test_banded_rollout_and_advantages_are_constants():
+    def total(rollout, advantages):
+        return jnp.sum(banded(jnp.array([-1.0, -0.5]), rollout, advantages, low=0.7, high=6.0))
+
+    args = jnp.array([-1.1, -0.4]), jnp.array([1.0, -2.0])
+    for g in jax.grad(total, argnums=(0, 1))(*args):
+        assert not np.any(np.asarray(g))
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_banded_poison_outside_the_band_reaches_neither_loss_nor_gradient(poison):
+    # Token 0 is inside; each other one is outside with one poisoned input.
+    logp = np.array([-1.0, poison, -1.0, -1.0])
+    rollout = np.array([-1.0, -1.0, poison, -9.0])
+    advantages = np.array([2.0, 1.0, 1.0, poison])
+    band = {"low": 0.7, "high": 6.0}
+    np.testing.assert_array_equal(banded(logp, rollout, advantages, **band), [2, 0, 0, 0])
+    got = gradient(banded, logp, rollout, advantages, **band)
+    np.testing.assert_array_equal(got, [-2, 0, 0, 0])
+
+
+def test_banded_extreme_ratios_stay_finite():
+    logp, rollout = np.array([0.0, -1e4]), np.array([-1e4, 0.0])
+    for advantage in (1.0, -1.0):
+        a, wide = np.full(2, advantage), {"low": 0.0, "high": math.inf}
+        assert np.all(np.isfinite(banded(logp, rollout, a, **wide)))
+        np.testing.assert_allclose(
+            gradient(banded, logp, rollout, a, **wide),
+            [-math.exp(20.0) * advantage, -math.exp(-20.0) * advantage],
+            rtol=1e-5,
+        )

@@ -1,4 +1,4 @@
-"""Recipes are values; each column computes what its functions compute."""
+"""Recipes are values: their literals, what they refuse, and one of them under jit."""
 
 import dataclasses
 
@@ -8,153 +8,178 @@ import numpy as np
 import pytest
 
 from s3ac_jax.algos import recipe as recipes
-from s3ac_jax.algos.advantages import gae, length_adaptive_lambda, monte_carlo_returns
-from s3ac_jax.algos.value import clipped_mse
+from s3ac_jax.algos.averaging import ConstantLength, ResponseMean, TokenMean
+from s3ac_jax.algos.credit import Gae, GroupRelative, LengthAdaptiveGae, Reinforce, Tracked
+from s3ac_jax.algos.critic import CriticSpec
+from s3ac_jax.algos.filtering import KeepAll, SoftOverlong, VariedGroups
+from s3ac_jax.algos.guards import BinaryKlMask, MismatchGuard, NoGuard
+from s3ac_jax.algos.recipe import RECIPES, Gepo
+from s3ac_jax.algos.selection import Daps, Pcl, Spo, Uniform
+from s3ac_jax.algos.surrogates import Band, Cispo, PolicyGradient, PpoClip
 from s3ac_jax.core import masked
+from s3ac_jax.core.types import Episodes
+
+S3AC_GUARD = MismatchGuard(low=0.5, high=5.0, veto=20.0, denominator="kept")
+# Every column that differs from GRPO, as the papers have it.
+GRPO = {
+    "select": Uniform(), "keep": KeepAll(), "shaping": None,
+    "advantage": GroupRelative(divide_by_std=True), "surrogate": PpoClip(0.0, 0.2, 0.2),
+    "average": ResponseMean(), "guard": NoGuard(), "critic": None, "entropy": None,
+    "responses_per_prompt": 16, "updates": None,
+}  # fmt: skip
+HIGHER = PpoClip(eps_low=0.2, eps_high=0.28)
+S3AC = {
+    "select": Daps(4.0, 0.1, 0.99), "advantage": LengthAdaptiveGae(1.5, False),
+    "surrogate": Cispo(0.0, 1.0, 4.0), "average": TokenMean(), "guard": S3AC_GUARD,
+    "critic": CriticSpec(2, 1.0, 0.5, "tokens", "coverage", True, 0),
+}  # fmt: skip
+PPO = {
+    "advantage": Gae(0.95, True), "average": TokenMean(), "responses_per_prompt": 1,
+    "critic": CriticSpec(1, 0.95, 0.5, "tokens", "none", False, 0),
+}  # fmt: skip
+ON_POLICY = CriticSpec(1, 1.0, 0.5, "tokens", "on_policy", False, 0)
+DAPO = {
+    "keep": VariedGroups(8), "shaping": SoftOverlong(0.2), "surrogate": HIGHER,
+    "average": TokenMean(),
+}  # fmt: skip
+LITERALS = {
+    "s3ac_single": S3AC | {"responses_per_prompt": 1},
+    "s3ac_group": S3AC,
+    "grpo": {},
+    "dr_grpo": {"advantage": GroupRelative(False), "average": ConstantLength(3000)},
+    "dapo": DAPO,
+    "grpo_x": DAPO
+    | {"shaping": None, "guard": S3AC_GUARD, "entropy": Gepo(0.5, 0.2, 0.2, 0.3, 0.01)},
+    "reinforce_pp": {
+        "advantage": Reinforce("none", True), "average": TokenMean(), "responses_per_prompt": 1,
+    },
+    "reinforce_pp_baseline": {"advantage": Reinforce("group", True), "average": TokenMean()},
+    "flash_reinforce": {
+        "advantage": Reinforce("batch", False), "surrogate": PolicyGradient(),
+        "guard": BinaryKlMask(3e-3, denominator="all"), "responses_per_prompt": 1, "updates": 1,
+    },
+    "spo": {
+        "select": Spo(8.0, 0.06, 0.875, 0.96, 0.05), "advantage": Tracked(), "surrogate": HIGHER,
+        "average": TokenMean(), "responses_per_prompt": 1,
+    },
+    "pcl": {
+        "select": Pcl(4, 0.5), "advantage": GroupRelative(False), "average": TokenMean(),
+        "critic": CriticSpec(1, 1.0, None, "prompt", "none", False, 0),
+    },
+    "ppo": PPO,
+    "vc_ppo": PPO | {"critic": ON_POLICY},
+    "vapo": PPO
+    | {
+        "advantage": LengthAdaptiveGae(0.05, True), "critic": ON_POLICY,
+        "surrogate": PpoClip(0.1, 0.2, 0.28), "responses_per_prompt": 16,
+    },
+    "sao": S3AC
+    | {
+        "select": Uniform(), "surrogate": Band(0.0, 0.7, 6.0), "guard": NoGuard(),
+        "critic": CriticSpec(2, 1.0, 0.5, "tokens", "none", True, 10), "responses_per_prompt": 1,
+    },
+}  # fmt: skip
 
 
-def random_case(seed, rows=3, tokens=10):
-    rng = np.random.default_rng(seed)
-    values = rng.normal(size=(rows, tokens)).astype(np.float32)
-    rewards = np.zeros((rows, tokens), np.float32)
-    mask = rng.random((rows, tokens)) < 0.8
-    mask[:, 7], mask[:, 8:] = True, False
-    rewards[:, 7] = np.where(rng.random(rows) < 0.5, 1.0, -1.0)
-    length = np.broadcast_to(mask.sum(1, keepdims=True), mask.shape)
-    return values, rewards, mask, length
+def test_there_is_a_literal_for_each():
+    assert list(RECIPES) == list(LITERALS)
 
 
-def test_literals():
-    assert dict(recipes.RECIPES) == {
-        "s3ac_single": recipes.s3ac_single,
-        "s3ac_group": recipes.s3ac_group,
-    }
-    assert recipes.s3ac_single.responses_per_prompt == 1
-    assert recipes.s3ac_group == dataclasses.replace(recipes.s3ac_single, responses_per_prompt=16)
+@pytest.mark.parametrize("name", LITERALS)
+def test_literals(name):
+    assert RECIPES[name] == getattr(recipes, name) == recipes.Recipe(**(GRPO | LITERALS[name]))
 
 
-@pytest.mark.parametrize("name", sorted(recipes.RECIPES))
+@pytest.mark.parametrize("name", sorted(RECIPES))
 def test_recipes_are_frozen_hashable_values(name):
-    recipe = recipes.RECIPES[name]
+    recipe = RECIPES[name]
     assert hash(recipe) == hash(dataclasses.replace(recipe))
     with pytest.raises(dataclasses.FrozenInstanceError):
         recipe.critic = None
     with pytest.raises(TypeError):
-        recipes.RECIPES[name] = recipe
+        RECIPES[name] = recipe
 
 
-def test_effective_interval_of_the_ratio():
-    assert recipes.Cispo().interval == (0.0, 5.0)
-    np.testing.assert_allclose(recipes.PpoClip().interval, (0.8, 1.2))
+# Which methods look at V for every token, and which at a prompt's alone.
+READING = {"s3ac_single", "s3ac_group", "ppo", "vc_ppo", "vapo", "sao"}
 
 
-def test_select():
-    value, s, n = np.array([-0.8, 0.0, np.nan]), np.zeros(3), np.zeros(3)
-    np.testing.assert_allclose(recipes.Daps().acceptance(value, s, n), [0.424, 1, 1], rtol=1e-5)
-    np.testing.assert_array_equal(recipes.Uniform().acceptance(value, s, n), [1, 1, 1])
-    n = np.full(3, 2.0)
-    since = np.array([0, 1, 2])
-    np.testing.assert_allclose(
-        recipes.Daps(decay=0.5).decayed(s, n, since)[1], [2, 1, 0.5], rtol=1e-6
+def test_who_reads_values():
+    assert {name for name, one in RECIPES.items() if one.reads_values} == READING
+    assert {name for name, one in RECIPES.items() if one.critic} == READING | {"pcl"}
+    # The first critic step may read V itself where its targets don't: not at a lambda below 1.
+    assert {n for n, one in RECIPES.items() if one.first_step_reads} == READING - {"ppo"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("s3ac_single", {"critic": None}, "select Daps reads values: it needs a critic"),
+        ("sao", {"critic": None}, "advantage LengthAdaptiveGae reads values"),
+        ("ppo", {"critic": None}, "advantage Gae reads values"),
+        ("grpo", {"select": Pcl()}, "select Pcl reads values"),
+        ("grpo", {"responses_per_prompt": 1}, "advantage GroupRelative compares the responses"),
+        ("spo", {"keep": VariedGroups()}, "keep VariedGroups compares the responses of a prompt"),
+        ("reinforce_pp_baseline", {"responses_per_prompt": 1}, "must be above 1"),
+        ("sao", {"guard": S3AC_GUARD}, "surrogate Band has the sampler in its ratio: .*NoGuard"),
+        ("s3ac_single", {"surrogate": Band()}, "the mismatch would count twice"),
+        ("grpo", {"responses_per_prompt": 0}, "responses_per_prompt must be at least 1, got 0"),
+        ("grpo", {"updates": 0}, "updates must be None or at least 1, got 0"),
+    ],
+)
+def test_columns_that_contradict_each_other(name, changes, words):
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(RECIPES[name], **changes)
+
+
+def test_columns_that_go_together_after_all():
+    # Groups of one have a batch baseline and a critic; a critic may be there for selection alone.
+    dataclasses.replace(RECIPES["reinforce_pp_baseline"], advantage=Reinforce("batch"),
+                        responses_per_prompt=1)  # fmt: skip
+    daps = dataclasses.replace(
+        RECIPES["grpo"], select=Daps(), critic=CriticSpec(clip=None, at="prompt")
     )
-    np.testing.assert_array_equal(recipes.Uniform().decayed(s, n, since)[1], n)
+    assert not daps.reads_values
+    assert dataclasses.replace(daps, critic=CriticSpec(clip=0.5, at="prompt")).reads_values
+    below = dataclasses.replace(daps, critic=CriticSpec(clip=None, lam=0.9, at="prompt"))
+    assert below.reads_values
+    assert not below.first_step_reads
 
 
-def test_keep():
-    got = recipes.KeepAll().responses(np.array([True, False]), np.array([0, 0]), num_groups=1)
-    np.testing.assert_array_equal(got, [True, True])
-
-
-def test_advantage():
-    values, rewards, mask, length = random_case(0)
-    lam = length_adaptive_lambda(length, alpha=1.5)
-    raw = gae(values, rewards, mask, lam=lam)
-    args = (np.where(mask, values, np.nan), rewards, mask, length)
-    np.testing.assert_array_equal(recipes.LengthAdaptiveGae().advantages(*args), raw)
-    np.testing.assert_array_equal(recipes.LengthAdaptiveGae().scaled(raw, mask), raw)
-    whitened = recipes.LengthAdaptiveGae(whiten=True).scaled(raw, mask)
-    np.testing.assert_array_equal(whitened, masked.whiten(raw, mask))
-    np.testing.assert_allclose(np.mean(np.asarray(whitened)[mask]), 0.0, atol=1e-6)
-    np.testing.assert_allclose(np.std(np.asarray(whitened)[mask]), 1.0, rtol=1e-5)
-
-
-def test_advantage_of_packed_rows():
-    values, rewards, mask, length = random_case(1)
-    padded = recipes.LengthAdaptiveGae().advantages(values, rewards, mask, length)
-    flat = [x.reshape(1, -1) for x in (values, rewards, mask, length)]
-    ids = np.repeat(np.arange(1, 4), 10)[None]
-    packed = recipes.LengthAdaptiveGae().advantages(*flat, ids)
-    np.testing.assert_allclose(packed, np.asarray(padded).reshape(1, -1), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("surrogate", [recipes.Cispo(), recipes.PpoClip()])
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_poisoned_padding_reaches_no_gradient(surrogate, poison):
-    rng = np.random.default_rng(2)
-    logp, old, advantages = rng.normal(size=(3, 2, 6)).astype(np.float32) - 2
-    mask = rng.random((2, 6)) < 0.6
-
-    def total(logp, old, advantages):
-        loss = surrogate.token_loss(logp, old, advantages, mask)
-        return masked.total(loss, mask), loss
-
-    bad = [np.where(mask, x, poison) for x in (logp, old, advantages)]
-    grad = jax.grad(total, has_aux=True)
-    want, loss = grad(logp, old, advantages)
-    got, bad_loss = grad(*bad)
-    np.testing.assert_array_equal(got, want)
-    np.testing.assert_array_equal(bad_loss, loss)
-    assert np.all(np.isfinite(got))
-    assert not np.any(np.asarray(got)[~mask])
-
-
-def test_critic_targets():
-    values, rewards, mask, _ = random_case(3)
-    poisoned = np.where(mask, values, np.nan)
-    at_one = recipes.CriticSpec(lam=1.0).returns(poisoned, rewards, mask)
-    np.testing.assert_array_equal(at_one, monte_carlo_returns(rewards, mask))
-    assert set(np.asarray(at_one)[mask].tolist()) <= {1.0, -1.0}
-    near_one = recipes.CriticSpec(lam=0.999999).returns(poisoned, rewards, mask)
-    np.testing.assert_allclose(near_one, at_one, atol=1e-4)
-    below = recipes.CriticSpec(lam=0.5).returns(poisoned, rewards, mask)
-    raw = gae(values, rewards, mask, lam=0.5)
-    np.testing.assert_allclose(below, np.where(mask, raw + values, 0), rtol=1e-6)
-
-
-def test_critic_loss_is_half_the_error_squared_and_ignores_padding():
-    values, returns, mask, _ = random_case(4)
-    spec, old = recipes.CriticSpec(clip=None), np.full_like(values, np.nan)
-    bad = np.where(mask, values, np.nan)
-
-    def total(v):
-        return masked.total(spec.token_loss(v, old, returns, mask), mask)
-
-    np.testing.assert_allclose(
-        jax.grad(total)(jnp.asarray(bad)), np.where(mask, values - returns, 0), rtol=1e-6
-    )
-    spec, old = recipes.CriticSpec(clip=0.5), values + 0.7
-    want = np.where(mask, 0.5 * clipped_mse(values, old, returns, clip=0.5), 0)
-    np.testing.assert_allclose(spec.token_loss(bad, old, returns, mask), want, rtol=1e-6)
-
-
-def test_entropy():
-    gepo = recipes.Gepo()
+def test_gepo():
+    gepo = Gepo()
     nan = jnp.float32(jnp.nan)
     low, high = gepo.update(nan, nan, np.array([0.0, 1.0]))
     np.testing.assert_allclose([low, high], [0.4, 0.65], rtol=1e-6)
     got = gepo.scale(np.array([1.0, -1.0, 1.0]), np.array([0.3, 0.7, 0.5]), low, high)
     np.testing.assert_allclose(got, [0.5, -0.2, 1.0], rtol=1e-6)
+    low, high = gepo.update(low, high, np.array([1.0, 1.0]))
+    np.testing.assert_allclose([low, high], [0.99 * 0.4 + 0.01, 0.99 * 0.65 + 0.01], rtol=1e-6)
 
 
-def test_a_recipe_is_a_static_argument():
-    values, rewards, mask, length = random_case(5)
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_a_recipe_is_a_static_argument(name):
+    rng = np.random.default_rng(5)
+    values, logp, noise = rng.normal(size=(3, 4, 6)).astype(np.float32) - [[[0]], [[3]], [[0]]]
+    mask, reward = np.ones((4, 6), bool), np.zeros((4, 6), np.float32)
+    reward[:, 5] = 1, -1, -1, 1
+    response = np.repeat(np.arange(4), 6).reshape(4, 6)
+    count = np.full((4, 6), 6)
 
-    def losses(recipe, values):
-        a = recipe.advantage.advantages(values, rewards, mask, length)
-        weights, keep = recipe.guard.weigh(values - 3, values - 3, mask)
-        loss = weights * recipe.surrogate.token_loss(values - 3, values - 3, a, keep)
-        return masked.total(loss, keep) / recipe.guard.num_tokens(keep, mask)
+    def loss(recipe, values, logp):
+        episodes = Episodes(
+            values, reward, mask, count, np.ones((4, 6), int), response, np.full(4, 0.4)
+        )
+        group = 2 if recipe.responses_per_prompt > 1 else 1
+        raw = recipe.advantage.advantages(episodes, responses_per_prompt=group)
+        weights, keep = recipe.guard.weigh(logp, logp - 0.01, mask)
+        scaled = recipe.advantage.scaled(raw, mask)
+        per_token = recipe.surrogate.token_loss(logp, logp - 0.1 * noise, scaled, mask)
+        per_token *= weights * recipe.average.token_scale(count)
+        share = recipe.average.token_share(count)
+        return masked.total(per_token, keep) / masked.total(share, recipe.guard.counted(keep, mask))
 
-    jitted = jax.jit(losses, static_argnums=0)
-    want = losses(recipes.s3ac_single, values)
-    np.testing.assert_allclose(jitted(recipes.s3ac_single, values), want, rtol=1e-5)
+    want = loss(RECIPES[name], values, logp)
+    assert abs(want) > 1e-6
+    got = jax.jit(loss, static_argnums=0)(RECIPES[name], values, logp)
+    np.testing.assert_allclose(got, want, rtol=1e-4)

@@ -1,11 +1,17 @@
 """The command line: overrides reach the config, and each mistake is one line."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
 import pytest
 from absl import flags
 
+from s3ac_jax.algos.averaging import ConstantLength
+from s3ac_jax.algos.guards import GeometricMeanMask
+from s3ac_jax.algos.recipe import RECIPES
+from s3ac_jax.algos.selection import Uniform
+from s3ac_jax.algos.surrogates import PpoClip
 from s3ac_jax.config.boundary import ConfigError, from_config_dict
 from s3ac_jax.config.flags import CommandLineError, define_flags, parse_flags
 
@@ -70,6 +76,38 @@ def test_overrides_reach_the_run(parse):
     assert config.recipe.responses_per_prompt == 16
 
 
+def test_a_column_of_another_class(parse):
+    """It comes with fields of its own, and these can be set too."""
+    values = parse(
+        f"--config={TINY}", "--workdir=x", "--config.recipe.select.kind=Uniform",
+        "--config.recipe.surrogate.kind=PpoClip", "--config.recipe.surrogate.eps_high=0.28",
+        "--config.recipe.guard.kind=GeometricMeanMask", "--config.recipe.guard.low=0.5",
+        "--config.recipe.guard.high=2", "--config.recipe.average.kind=ConstantLength",
+        "--config.recipe.average.length=9",
+    )  # fmt: skip
+    recipe = from_config_dict(values.config).recipe
+    assert recipe == dataclasses.replace(
+        RECIPES["s3ac_single"], select=Uniform(), surrogate=PpoClip(eps_high=0.28),
+        guard=GeometricMeanMask(0.5, 2.0), average=ConstantLength(9),
+    )  # fmt: skip
+
+
+def test_a_column_of_no_class(parse):
+    arguments = f"--config={TINY}", "--workdir=x", "--config.recipe.select.kind=Dapps"
+    assert refused(parse, *arguments, kind=ConfigError) == (
+        "--config.recipe.select.kind must be 'Uniform' or 'Daps' or 'Pcl' or 'Spo', "
+        "got 'Dapps' (str)"
+    )
+
+
+def test_a_field_of_the_class_that_was(parse):
+    message = refused(
+        parse, f"--config={TINY}", "--workdir=x", "--config.recipe.select.kind=Uniform",
+        "--config.recipe.select.n_c=2",
+    )  # fmt: skip
+    assert message.startswith("--config.recipe.select.n_c: config.recipe.select has no key 'n_c'")
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -78,7 +116,7 @@ def test_overrides_reach_the_run(parse):
          "evaluate_every, keep_checkpoints, save_every"),
         ("seed.x=1", "--config.seed.x: config.seed is a value and has no keys"),
         ("scheduler=1", "--config.scheduler: config.scheduler is a section; set its keys: "
-         "candidates, max_rounds"),
+         "candidates, judge, max_rounds, value_noise"),
         ("recipe.entropy=1", "--config.recipe.entropy: config.recipe.entropy is None and of no "
          "type; set it in the file"),
         ("recipe.name=s3ac_group", "--config.recipe.name: a recipe is chosen by preset: "
@@ -88,7 +126,7 @@ def test_overrides_reach_the_run(parse):
         ("model.remat=maybe", "--config.model.remat=maybe: must be true or false"),
         ("seed", "Missing value for flag --config.seed"),
         ("=3", "--config.: config has no key ''; known: actor, cadence, critic, mesh, model, name, "
-         "recipe, rollout, scheduler, seed, sft, task, train, value_pretraining"),
+         "recipe, reference, rollout, scheduler, seed, sft, task, train, value_pretraining"),
     ],
 )  # fmt: skip
 def test_bad_overrides(parse, override, message):
@@ -131,9 +169,7 @@ def test_no_such_config_file(parse, path, monkeypatch):
 def test_an_unknown_preset(parse):
     for preset in ("s3ac_grup", ""):
         message = refused(parse, f"--config={TINY}:{preset}", "--workdir=x", kind=ConfigError)
-        assert message == (
-            f"configs/tiny.py has no preset {preset!r}; known: s3ac_single, s3ac_group"
-        )
+        assert message == (f"configs/tiny.py has no preset {preset!r}; known: {', '.join(RECIPES)}")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def _run_state(width: int = 4) -> RunState:
         optax.clip_by_global_norm(1.0), optax.adamw(1e-3), optax.masked(optax.sgd(0.1), False)
     )
     learner = Learner(params, {"none": None, "nothing": {}}, tx.init(params), jnp.int32(3))
-    stats = PromptStats(jnp.ones(3), jnp.zeros(3), np.arange(3, dtype=np.int32))
+    stats = PromptStats(jnp.ones(3), jnp.zeros(3), np.arange(3, dtype=np.int32), None)
     cursor = DataCursor(jnp.int32(0), jnp.int32(7))
     band = jnp.full(2, jnp.nan)
     return RunState(learner, learner, stats, cursor, entropy_band=band, tick=jnp.int32(9))

@@ -308,6 +308,16 @@ def test_new_weights_count_from_the_next_call(params):
     assert responses(first) != responses(second)
 
 
+def test_weights_that_gave_nan_leave_nothing_behind(params):
+    """Their keys and values stay in the slots, and 0 times NaN is NaN."""
+    room, prompt, sampling = make_rollout(params), make_prompts(3, 6), settings(6)
+    want = room.generate(prompt, sampling)
+    room.update_weights(jax.tree.map(lambda leaf: leaf * np.nan, params), 1)
+    assert np.isnan(room.generate(prompt, sampling).logp).any()
+    room.update_weights(params, 7)
+    same_rollout(room.generate(prompt, sampling), want)
+
+
 def test_nothing_compiles_after_the_first_call(params):
     room = make_rollout(params)
     room.generate(make_prompts(5, 2), settings(2, max_tokens=2))

@@ -4,24 +4,17 @@ import jax
 import numpy as np
 import pytest
 
-from s3ac_jax.algos.recipe import Daps, Uniform
+from s3ac_jax.algos.selection import Daps, Uniform
 from s3ac_jax.core.types import DataCursor, PromptStats
-from s3ac_jax.scheduler.select import Scheduler, empty_stats, start_cursor
-
-
-def scheduler(select, **changes):
-    sizes = {"num_prompts": 20, "seed": 3, "batch_prompts": 6, "candidates": 10, "max_rounds": 5}
-    return Scheduler(select, **(sizes | changes))
+from s3ac_jax.scheduler.select import empty_stats, start_cursor
+from tests.unit.scheduler.rooms import draw as drawn_from
+from tests.unit.scheduler.rooms import position, record, scheduler
 
 
 def acceptance_oracle(value, successes, attempts, *, n_c=4.0, a_min=0.1):
     prior = 0.5 if np.isnan(value) else min(max((float(value) + 1) / 2, 0.0), 1.0)
     p = (float(successes) + n_c * prior) / (float(attempts) + n_c)
     return a_min + (1 - a_min) * 4 * p * (1 - p)
-
-
-def position(cursor, num_prompts=20):
-    return int(cursor.epoch) * num_prompts + int(cursor.offset)
 
 
 def no_values(index):
@@ -33,7 +26,7 @@ def test_uniform_covers_each_epoch_exactly_once(batch):
     room = scheduler(Uniform(), batch_prompts=batch)
     stats, cursor, drawn = empty_stats(20), start_cursor(), []
     while len(drawn) < 100:
-        draw = room.draw(jax.random.key(0), stats, cursor, 0, no_values)
+        draw = drawn_from(room, jax.random.key(0), stats, cursor, 0, no_values)
         assert len(draw.index) == batch
         assert (draw.forced, draw.nan_values) == (0, 0)
         np.testing.assert_array_equal(draw.acceptance, 1.0)
@@ -47,7 +40,7 @@ def test_uniform_covers_each_epoch_exactly_once(batch):
     assert len(set(map(tuple, epochs))) == 5  # each epoch in an order of its own
     other = scheduler(Uniform(), batch_prompts=20, seed=4)
     assert (
-        other.draw(jax.random.key(0), stats, start_cursor(), 0, no_values).index.tolist()
+        drawn_from(other, jax.random.key(0), stats, start_cursor(), 0, no_values).index.tolist()
         != epochs[0]
     )
 
@@ -56,14 +49,17 @@ def test_a_cursor_resumes_the_walk_where_it_stood():
     room = scheduler(Uniform(), batch_prompts=7)
     stats, cursor = empty_stats(20), start_cursor()
     for _ in range(4):
-        last, cursor = cursor, room.draw(jax.random.key(0), stats, cursor, 0, no_values).cursor
+        last, cursor = (
+            cursor,
+            drawn_from(room, jax.random.key(0), stats, cursor, 0, no_values).cursor,
+        )
     again = scheduler(Uniform(), batch_prompts=7)
     saved = DataCursor(np.int32(int(last.epoch)), np.int32(int(last.offset)))
-    assert position(again.draw(jax.random.key(9), stats, saved, 3, no_values).cursor) == position(
-        cursor
-    )
+    assert position(
+        drawn_from(again, jax.random.key(9), stats, saved, 3, no_values).cursor
+    ) == position(cursor)
     first, second = (
-        r.draw(jax.random.key(0), stats, last, 0, no_values).index for r in (room, again)
+        drawn_from(r, jax.random.key(0), stats, last, 0, no_values).index for r in (room, again)
     )
     np.testing.assert_array_equal(first, second)
 
@@ -75,14 +71,14 @@ def test_acceptance_frequencies_are_those_of_the_formula():
     attempts = rng.integers(0, 6, size=20).astype(np.float32)
     attempts[:3] = 0
     successes = np.minimum(rng.integers(0, 6, size=20), attempts).astype(np.float32)
-    stats = PromptStats(successes, attempts, np.full(20, 7, np.int32))
+    stats = PromptStats(successes, attempts, np.full(20, 7, np.int32), None)
     want = [acceptance_oracle(*x) for x in zip(value, successes, attempts, strict=True)]
     np.testing.assert_allclose(want[:3], [1.0, 0.1, 0.1])
     seen, taken = np.zeros(20), np.zeros(20)
     # One round over all prompts, the batch never full: every prompt is looked at each time.
     room = scheduler(Daps(), batch_prompts=20, candidates=20, max_rounds=1)
     for key in map(jax.random.key, range(200)):
-        draw = room.draw(key, stats, start_cursor(), 7, lambda index: value[index])
+        draw = drawn_from(room, key, stats, start_cursor(), 7, lambda index: value[index])
         by_prompt = np.argsort(draw.seen)
         np.testing.assert_allclose(draw.acceptance[by_prompt], want, rtol=1e-5)
         assert draw.nan_values == 1
@@ -108,7 +104,7 @@ def test_frequencies_of_what_is_really_drawn():
     seen, taken, cursor = np.zeros(20), np.zeros(20), start_cursor()
     for n in range(600):
         key = jax.random.fold_in(jax.random.key(1), n)
-        draw = room.draw(key, empty_stats(20), cursor, 0, lambda index: value[index])
+        draw = drawn_from(room, key, empty_stats(20), cursor, 0, lambda index: value[index])
         assert draw.forced == 0
         assert len(draw.index) == 4
         np.add.at(seen, draw.seen, 1)
@@ -122,8 +118,8 @@ def test_frequencies_of_what_is_really_drawn():
 def test_two_examples_of_the_paper():
     value = np.where(np.arange(20) % 2, -0.8, 0.0)
     room = scheduler(Daps(), batch_prompts=10)
-    draw = room.draw(
-        jax.random.key(0), empty_stats(20), start_cursor(), 0, lambda index: value[index]
+    draw = drawn_from(
+        room, jax.random.key(0), empty_stats(20), start_cursor(), 0, lambda index: value[index]
     )
     np.testing.assert_allclose(draw.acceptance, np.where(draw.seen % 2, 0.424, 1.0), rtol=1e-5)
 
@@ -138,12 +134,12 @@ def test_candidates_beyond_the_one_that_fills_the_batch_are_not_consumed(seed):
         asked.append(index)
         return np.zeros(len(index))  # acceptance 1
 
-    draw = room.draw(key, empty_stats(20), start_cursor(), 0, values)
+    draw = drawn_from(room, key, empty_stats(20), start_cursor(), 0, values)
     assert [len(index) for index in asked] == [10]
     np.testing.assert_array_equal(draw.index, asked[0][:3])
     np.testing.assert_array_equal(draw.seen, asked[0][:3])
     assert position(draw.cursor) == 3
-    after = room.draw(key, empty_stats(20), draw.cursor, 1, values)
+    after = drawn_from(room, key, empty_stats(20), draw.cursor, 1, values)
     np.testing.assert_array_equal(after.index, asked[0][3:6])
 
 
@@ -153,7 +149,7 @@ def test_rounds_go_on_until_the_batch_is_full():
     stats = empty_stats(1000)
     rounds = []
     for key in map(jax.random.key, range(20)):
-        draw = room.draw(key, stats, start_cursor(), 0, lambda index: np.ones(len(index)))
+        draw = drawn_from(room, key, stats, start_cursor(), 0, lambda index: np.ones(len(index)))
         assert draw.forced == 0
         assert len(draw.index) == 6
         assert position(draw.cursor, 1000) == len(draw.seen)
@@ -169,7 +165,7 @@ def test_forced_fill_takes_the_likeliest_of_those_passed_over():
     value = np.linspace(0.8, 1.0, 20)  # hard to accept, the last the hardest
     room = scheduler(Daps(), batch_prompts=8, candidates=10, max_rounds=1)
     for key in map(jax.random.key, range(30)):
-        draw = room.draw(key, empty_stats(20), start_cursor(), 0, lambda index: value[index])
+        draw = drawn_from(room, key, empty_stats(20), start_cursor(), 0, lambda index: value[index])
         accepted = draws_of(key, 10) < draw.acceptance
         assert len(draw.index) == len(set(draw.index.tolist())) == 8
         assert draw.forced == 8 - accepted.sum() > 0
@@ -185,7 +181,7 @@ def test_one_key_one_draw():
     cursor = DataCursor(np.int32(2), np.int32(17))
 
     def drawn(key):
-        draw = room.draw(key, empty_stats(20), cursor, 0, lambda index: value[index])
+        draw = drawn_from(room, key, empty_stats(20), cursor, 0, lambda index: value[index])
         return draw.index.tolist(), position(draw.cursor)
 
     assert drawn(jax.random.key(0)) == drawn(jax.random.key(0))
@@ -194,7 +190,8 @@ def test_one_key_one_draw():
 
 def test_nan_values_are_counted_where_looked_at_and_select_uniformly():
     room = scheduler(Daps(), batch_prompts=4)
-    draw = room.draw(
+    draw = drawn_from(
+        room,
         jax.random.key(0),
         empty_stats(20),
         start_cursor(),
@@ -216,7 +213,7 @@ def test_history_decays_as_a_loop_does():
         success, valid = rng.random(8) < 0.5, rng.random(8) < 0.7
         before = stats
         copies = jax.tree.map(np.copy, before)
-        stats = room.record(stats, index, success, valid, tick)
+        stats = record(room, stats, index, success, valid, tick)
         for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(copies), strict=True):
             np.testing.assert_array_equal(a, b)  # the old history is left alone
         # The loop is not lazy: everything fades by one tick before the outcomes are added.
@@ -226,9 +223,8 @@ def test_history_decays_as_a_loop_does():
         for prompt, won, counts in zip(index, success, valid, strict=True):
             successes[prompt] += float(won and counts)
             attempts[prompt] += float(counts)
-        now = room.draw(
-            jax.random.key(2), stats, start_cursor(), tick, lambda index: np.full(len(index), 0.5)
-        )
+        half = np.full(20, 0.5)
+        now = drawn_from(room, jax.random.key(2), stats, start_cursor(), tick, half.__getitem__)
         want = [acceptance_oracle(0.5, successes[i], attempts[i]) for i in now.seen]
         np.testing.assert_allclose(now.acceptance, want, rtol=1e-4)
     age = 11 - stats.updated
@@ -240,10 +236,8 @@ def test_history_decays_as_a_loop_does():
 
 def test_outcomes_that_do_not_count_leave_no_trace():
     room = scheduler(Daps())
-    stats = room.record(
-        empty_stats(20), np.array([3, 3, 4]), np.array([True, True, False]),
-        np.array([False, True, False]), 9,
-    )  # fmt: skip
+    index, success, valid = np.array([3, 3, 4]), [True, True, False], [False, True, False]
+    stats = record(room, empty_stats(20), index, success, valid, 9)
     assert (stats.successes[3], stats.attempts[3], stats.updated[3]) == (1, 1, 9)
     assert (stats.successes[4], stats.attempts[4], stats.updated[4]) == (0, 0, 0)
 
@@ -251,7 +245,7 @@ def test_outcomes_that_do_not_count_leave_no_trace():
 def test_uniform_keeps_its_history_undecayed():
     room, stats = scheduler(Uniform()), empty_stats(20)
     for tick in (0, 50):
-        stats = room.record(stats, np.array([1]), np.array([True]), np.array([True]), tick)
+        stats = record(room, stats, np.array([1]), np.array([True]), np.array([True]), tick)
     assert (stats.successes[1], stats.attempts[1]) == (2, 2)
 
 

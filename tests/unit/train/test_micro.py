@@ -18,14 +18,38 @@ def test_ten_of_ten_and_two_of_one_are_twelve_elevenths():
 
     def loss(scale, part):
         live = jnp.where(part["mask"], scale * part["error"], 0.0)
-        return jnp.sum(live) / part["tokens"], {"error": Mean.of(part["error"], part["mask"])}
+        report = {"error": Mean.of(part["error"], part["mask"])}
+        return jnp.sum(live) / part["tokens"], (report, scale * part["error"])
 
     for micro_rows in (1, 2):
-        total, report, grad = jax.jit(micro.gradients, static_argnums=(0, 4))(
+        total, report, read, grad = jax.jit(micro.gradients, static_argnums=(0, 4))(
             loss, jnp.float32(1.0), batch, 2, micro_rows
         )
         np.testing.assert_allclose([total, grad, report["error"].value()], 12 / 11, rtol=1e-6)
         assert float(report["error"].weight) == 11
+        np.testing.assert_array_equal(read, error)
+
+
+@pytest.mark.parametrize(("rows", "used"), [(0, 0), (1, 2), (4, 4), (5, 6)])
+def test_what_a_loss_reads_comes_back_in_order(rows, used):
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(6, 4)), jnp.float32)
+
+    def loss(scale, part):
+        return scale * jnp.sum(part), ({}, (2 * part, part > 0))
+
+    _, report, read, _ = jax.jit(lambda n: micro.gradients(loss, jnp.float32(1.0), x, n, 2))(rows)
+    assert report == {}
+    visited = np.arange(6)[:, None] < used
+    np.testing.assert_array_equal(read[0], np.where(visited, 2 * x, 0))
+    np.testing.assert_array_equal(read[1], visited & (x > 0))
+
+
+def test_a_loss_that_reads_nothing():
+    *_, read, _ = micro.gradients(
+        lambda scale, part: (scale * jnp.sum(part), ({}, None)), jnp.float32(1), jnp.ones((4, 2)),
+        4, 2,
+    )  # fmt: skip
+    assert read is None
 
 
 @pytest.mark.parametrize(("rows", "turns"), [(0, 0), (1, 1), (2, 1), (3, 2), (6, 3)])
