@@ -138,6 +138,36 @@ def comparison_table(
     return _markdown(header, rows, caption, "llllrrrl")
 
 
+def time_table(results: Results, arms: Sequence[str]) -> str:
+    """The first of `arms` against each other one at equal wall time, without and with offline work.
+
+    Held-out accuracy at the longest time that every run of `arms` reached, differences of equal
+    seeds; verdicts are corrected with Holm over the lines of this table. Markdown.
+
+    Source: ours: the paper compares by steps alone.
+    """
+    known = [arm for arm in arms if arm in results.arms]
+    header = ["A", "B", "offline work", "seconds", "A - B", "p (Holm)", "verdict: A is"]
+    about, differences = [], []
+    for counted in (False, True):
+        seconds = equal_budget(results, known, with_offline=counted) if known else math.nan
+        found = {arm: at_seconds(results, arm, ACCURACY, seconds, counted) for arm in known}
+        for other in known[1:]:
+            about.append([known[0], other, "counts" if counted else "-", _number(seconds)])
+            differences.append(paired_difference(found[known[0]], found[other]))
+    rows = [
+        [*line, _difference(ACCURACY, difference.interval), _p(p), verdict]
+        for line, difference, (p, verdict) in zip(
+            about, differences, holm_verdicts(differences), strict=True
+        )
+    ]
+    caption = (
+        "Held-out accuracy at equal wall time, differences of equal seeds in points [95 % Student-t"
+        " interval, uncorrected]; p and verdict corrected with Holm's method over this table."
+    )
+    return _markdown(header, rows, caption, "lllrrrl")
+
+
 def cost_table(results: Results, arms: Sequence[str], baseline: str) -> str:
     """Seconds per tick of `arms` by phase, and their ratio to `baseline`; markdown.
 

@@ -321,10 +321,12 @@ def report(config: StudyConfig, study: Path, progress: Progress) -> dict[str, An
     sections = [f"# {config.name}\n"]
     for title, arms in config.figures:
         for family in ("single", "group"):
-            if any(results.family(arm) == family for arm in arms if arm in results.arms):
+            known = [arm for arm in arms if arm in results.arms_of(family)]
+            if known:
                 sections += [
                     f"## {title.replace('_', ' ')} ({family})\n",
-                    study_table.main_table(results, family, arms),
+                    study_table.main_table(results, family, known),
+                    study_table.time_table(results, known),
                 ]
     if config.questions:
         sections += [

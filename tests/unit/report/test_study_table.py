@@ -4,7 +4,13 @@ import pytest
 from scipy import stats
 
 from s3ac_jax.report.study_data import KEYS, METRICS, ResultsError, load
-from s3ac_jax.report.study_table import Comparison, comparison_table, cost_table, main_table
+from s3ac_jax.report.study_table import (
+    Comparison,
+    comparison_table,
+    cost_table,
+    main_table,
+    time_table,
+)
 
 FINALS = {"ac": (0.80, 0.84, 0.88), "pg": (0.70, 0.72, 0.77)}
 
@@ -126,6 +132,25 @@ def test_signs_and_digits_of_small_differences(tmp_path):
     assert _cells(text, 0)["A"] == "x: 0.0124"
     # A mean of 0 has no sign; half-width 12.706 * 0.01 points.
     assert _cells(text, 1)["A - B"] == "0.0 [-0.1, +0.1]"
+
+
+def test_equal_wall_time(tmp_path):
+    """pg ends at 4 s; there ac has done two ticks, or with its 4 s of offline work none."""
+    text = time_table(_load(tmp_path, _rows()), ["ac", "pg", "absent"])
+    bare, whole = _cells(text, 0), _cells(text, 1)
+    for cells, ac in ((bare, 0.6), (whole, 0.4)):
+        differences = [ac - pg for pg in FINALS["pg"]]
+        low, high = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+        mean = 100 * sum(differences) / 3
+        assert cells["A - B"] == f"{mean:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+        assert (cells["A"], cells["B"], cells["seconds"]) == ("ac", "pg", "4.00")
+    # Holm over two lines: the smaller p twice, the larger one at least as much.
+    p = [stats.ttest_1samp([ac - pg for pg in FINALS["pg"]], 0).pvalue for ac in (0.6, 0.4)]
+    assert whole["p (Holm)"] == f"{2 * min(p):.3f}"
+    assert bare["p (Holm)"] == f"{max(2 * min(p), max(p)):.3f}"
+    assert (bare["offline work"], whole["offline work"]) == ("-", "counts")
+    assert {bare["verdict: A is"], whole["verdict: A is"]} == {"lower"}
+    assert len(text.split("\n\n")[0].splitlines()) == 4
 
 
 def test_costs(tmp_path):
