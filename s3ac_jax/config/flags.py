@@ -151,11 +151,14 @@ class _ConfigFileParser(flags.ArgumentParser):
         path, colon, preset = argument.partition(":")
         config = _load(path, [preset] if colon else [])
         config.lock()
-        for override in flags.FLAGS.read_flags_from_files(sys.argv[1:], force_gnu=False):
-            if named := _OVERRIDE.match(override):
+        overrides = flags.FLAGS.read_flags_from_files(sys.argv[1:], force_gnu=False)
+        # First the kinds of columns: which fields there are to set depends on them, in any order.
+        for named in filter(None, map(_OVERRIDE.match, overrides)):
+            if column := _COLUMN_KIND.fullmatch(named.string):
                 _check_override(config, named[1])
-                if column := _COLUMN_KIND.fullmatch(override):
-                    _replace_column(config, *column.groups())
+                _replace_column(config, *column.groups())
+        for named in filter(None, map(_OVERRIDE.match, overrides)):
+            _check_override(config, named[1])
         return config
 
     def flag_type(self) -> str:

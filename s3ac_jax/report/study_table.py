@@ -69,7 +69,7 @@ def main_table(
         "arm",
         "seeds",
         f"held-out accuracy after {ticks:g} ticks",
-        f"mean over ticks 0-{ticks:g}",
+        f"mean over ticks 0-{ticks:g} (trapezoids)",
         f"ticks to {100 * level:g} %",
         f"at {_number(seconds)} s of training",
         f"at {_number(with_offline)} s with offline work",
@@ -130,7 +130,8 @@ def comparison_table(
         ])  # fmt: skip
     tested = sum(not math.isnan(difference.p) for difference in differences)
     caption = (
-        "Means over the seeds that both arms have, and the difference of equal seeds [95 % "
+        "Means over the ticks of the span that were measured, then over the seeds that both arms "
+        "have and that reached its end, and the difference of equal seeds [95 % "
         "Student-t interval], percentages in points. The intervals are not corrected for "
         f"multiplicity; p and verdict are, with Holm's method over the {tested} tested lines of "
         "this table at 5 %, so a line whose interval excludes 0 may still be not separated."
@@ -243,7 +244,13 @@ def _ratio(a: dict[int, float], b: dict[int, float]) -> Interval:
 def _measured(results: Results, comparison: Comparison, arm: str) -> dict[int, float]:
     if arm not in results.arms:
         return {}
-    return results.mean_over_ticks(arm, comparison.metric, comparison.first, comparison.last)
+    found = results.mean_over_ticks(arm, comparison.metric, comparison.first, comparison.last)
+    # A run that ended before the span did has no answer.
+    return {
+        seed: value
+        for seed, value in found.items()
+        if results.curve(arm, seed, ACCURACY)[0].max(initial=-1) >= comparison.last
+    }
 
 
 def _label(metric: str) -> str:

@@ -17,7 +17,8 @@ from s3ac_jax.config.boundary import FREE_KEYS, to_dict
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.config.study import Arm
 from s3ac_jax.core.types import PyTree
-from s3ac_jax.io.workdir import Workdir
+from s3ac_jax.io.weights import WeightsError, load_weights
+from s3ac_jax.io.workdir import Workdir, WorkdirError
 from s3ac_jax.report import log as metric_log
 from s3ac_jax.report.live import Progress
 from s3ac_jax.report.study_data import KEYS, METRICS, MORE_METRICS
@@ -162,12 +163,22 @@ def _share(
                     run.log.close()
             for path in folder.rglob("*"):
                 if path.suffix in (".npy", ".safetensors"):
+                    _check_readable(path, folder)
                     copy = cell.path / path.relative_to(folder)
                     copy.parent.mkdir(exist_ok=True)
                     shutil.copyfile(path, copy)
             cell.mark_stage(stage, shared.stage_facts(stage))
         finally:
             shared.close()
+
+
+def _check_readable(path: Path, folder: Path) -> None:
+    try:
+        np.load(path) if path.suffix == ".npy" else load_weights(path)
+    except (OSError, ValueError, WeightsError) as error:
+        raise WorkdirError(
+            f"{path} can't be read; delete {folder} and the same command makes it again"
+        ) from error
 
 
 def tidy_rows(study: Path, arms: Iterable[Arm]) -> list[dict[str, Any]]:
@@ -192,10 +203,18 @@ def _cell_rows(study: Path, arm: Arm, seed: int) -> list[dict[str, Any]]:
         path = folder / f"stage_{stage}.json"
         if path.exists():
             offline += json.loads(path.read_text())["seconds"]
+    lines = [
+        line for line in metric_log.read(folder / "metrics.jsonl") if line["stage"] == "online"
+    ]
+    if [line["tick"] for line in lines] != list(
+        range(max(arm.run.train.num_ticks + 1, len(lines)))
+    ):
+        raise WorkdirError(
+            f"{folder / 'metrics.jsonl'} lacks ticks of a finished run; delete {folder} and the "
+            "same command runs it again"
+        )
     rows = []
-    for line in metric_log.read(folder / "metrics.jsonl"):
-        if line["stage"] != "online":
-            continue
+    for line in lines:
         tidy = {name.replace("/", "_"): value for name, value in line.items()}
         found = {name: tidy.get(name, "") for name in (*METRICS, *MORE_METRICS)}
         about = (arm.name, arm.family, arm.recipe, seed, line["tick"], spent, offline)

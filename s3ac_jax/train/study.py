@@ -196,6 +196,7 @@ class _Watch:
                 message = said.get(timeout=0.5)
             except queue.Empty:
                 if stop.asked:
+                    self.progress.note("stopping: the runs in progress are saved first")
                     raise Interrupted(f"stopped; go on with: {resume_command()}") from None
                 alive = [worker for worker in workers if worker.is_alive()]
                 died = [worker for worker in workers if worker.exitcode]

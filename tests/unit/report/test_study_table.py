@@ -63,7 +63,7 @@ def test_main_table(tmp_path):
     assert ac["held-out accuracy after 4 ticks"] == _percent_interval(FINALS["ac"])
     # Trapezoids: (0.4 + 0.6 + 0.6 + final) * 2 / 2 / 4.
     areas = [(1.6 + final) / 4 for final in FINALS["pg"]]
-    assert pg["mean over ticks 0-4"] == _percent_interval(areas)
+    assert pg["mean over ticks 0-4 (trapezoids)"] == _percent_interval(areas)
     # 0.6 at tick 2, so 2 + 2 * 0.2 / (final - 0.6): 4, 3.667 and 3.429.
     low, high = stats.ttest_1samp([4, 2 + 5 / 3, 2 + 10 / 7], 0).confidence_interval(0.95)
     assert ac["ticks to 80 %"] == f"4 [{low:.0f}, {high:.0f}]"
