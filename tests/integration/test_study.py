@@ -3,6 +3,7 @@
 import csv
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,6 +161,36 @@ def test_more_seeds_keep_what_is_done(whole, config):
     assert before == {
         path: path.stat().st_mtime_ns for path in workdir.glob("cells/*/*/metrics.jsonl")
     }
+
+
+def test_damage_is_told_and_mended(whole, config, tmp_path):
+    workdir = tmp_path / "study"
+    shutil.copytree(whole[0], workdir)
+    one = ("--config.workers=1",)
+    # A finished cell without its metrics must not shorten everybody's table.
+    metrics = workdir / "cells" / "b" / "seed_4" / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:2]))
+    assert told(config, workdir, *one).startswith(f"error: {metrics} lacks ticks of a finished run")
+    shutil.rmtree(metrics.parent)
+    # A damaged file that all cells share names itself, not the cell that meets it.
+    (reference,) = workdir.glob("shared/reference_*/reference.npy")
+    reference.write_bytes(reference.read_bytes()[:-8])
+    message = told(config, workdir, *one)
+    assert f"{reference} can't be read; delete {reference.parent} and the same" in message
+    shutil.rmtree(reference.parent)
+    done = start(config, workdir, *one)
+    _, err = done.communicate(timeout=400)
+    assert done.returncode == 0, err
+    assert outcome(workdir) == outcome(whole[0])
+
+
+def told(config, workdir, *flags):
+    """What a study that can't go on says: one line."""
+    done = start(config, workdir, *flags)
+    _, err = done.communicate(timeout=400)
+    assert done.returncode == 1
+    assert len(err.strip().splitlines()) == 1
+    return err
 
 
 @pytest.mark.parametrize(
