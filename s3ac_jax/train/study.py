@@ -185,10 +185,14 @@ class _Watch:
             for worker in workers:
                 if worker.is_alive():
                     worker.terminate()  # SIGTERM: it saves and ends
+            # A worker ends only when all it said has been taken: a full pipe would hold it for ever.
+            patience = time.monotonic() + 60
+            while any(worker.is_alive() for worker in workers) and time.monotonic() < patience:
+                with contextlib.suppress(queue.Empty):
+                    said.get(timeout=0.2)
             for worker in workers:
-                worker.join(60)
-                if worker.is_alive():
-                    worker.kill()
+                worker.kill()
+                worker.join()
 
     def _listen(self, workers: list, said: Any, stop: StopRequest) -> None:
         while True:
