@@ -185,7 +185,7 @@ class _Watch:
             for worker in workers:
                 if worker.is_alive():
                     worker.terminate()  # SIGTERM: it saves and ends
-            # A worker ends only when all it said has been taken: a full pipe would hold it for ever.
+            # A worker ends when all it said has been taken: a full pipe would hold it for ever.
             patience = time.monotonic() + 60
             while any(worker.is_alive() for worker in workers) and time.monotonic() < patience:
                 with contextlib.suppress(queue.Empty):
@@ -196,12 +196,12 @@ class _Watch:
 
     def _listen(self, workers: list, said: Any, stop: StopRequest) -> None:
         while True:
+            if stop.asked:
+                self.progress.note("stopping: the runs in progress are saved first")
+                raise Interrupted(f"stopped; go on with: {resume_command()}")
             try:
                 message = said.get(timeout=0.5)
             except queue.Empty:
-                if stop.asked:
-                    self.progress.note("stopping: the runs in progress are saved first")
-                    raise Interrupted(f"stopped; go on with: {resume_command()}") from None
                 alive = [worker for worker in workers if worker.is_alive()]
                 died = [worker for worker in workers if worker.exitcode]
                 if died and said.empty():
