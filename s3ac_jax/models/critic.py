@@ -4,7 +4,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from s3ac_jax.models.decoder import Decoder, _normal
+from s3ac_jax.models.block import normal
+from s3ac_jax.models.decoder import Decoder
 from s3ac_jax.models.spec import DecoderSpec
 
 
@@ -18,7 +19,7 @@ class Critic(nnx.Module):
     def __init__(self, spec: DecoderSpec, *, head_std: float | None = None, rngs: nnx.Rngs):
         std = 1.0 / (spec.hidden_size + 1) if head_std is None else head_std
         self.backbone = Decoder(spec, lm_head=False, rngs=rngs)
-        self.value_head = _normal(rngs, std, (spec.hidden_size,), ("embed",))
+        self.value_head = normal(rngs, std, (spec.hidden_size,), ("embed",))
 
     def __call__(
         self,

@@ -1,159 +1,69 @@
-"""A Qwen2-architecture decoder: one scanned block, logical axis names beside each weight.
+"""The decoder of the Qwen families: layers of a static kind each, scanned.
 
-Weights of all layers are stacked on a leading `layers` axis and the block is scanned, so that
-compile time does not grow with depth. Between blocks the activations are [B*T, D]: on XLA:CPU
-the gradient of a dense layer ran 3.4 times faster on [N, D] than on [B, T, D].
+Weights are stacked by kind of block (`models/stack.py`), so that compile time does not grow with
+depth. Between blocks the activations are [B*T, D]: on XLA:CPU the gradient of a dense layer ran
+3.4 times faster on [N, D] than on [B, T, D].
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Int16
 
 from s3ac_jax.models import attention
+from s3ac_jax.models.block import MLP, base_dtype, filled, normal, rms_norm
+from s3ac_jax.models.cache import Cache, KVCache
+from s3ac_jax.models.delta import LinearAttention
+from s3ac_jax.models.moe import MoE
 from s3ac_jax.models.spec import DecoderSpec
+from s3ac_jax.models.stack import scan_layers
 
 
-class KVCache(NamedTuple):
-    """Keys and values of every layer, [L, B, K, S, d]; entry s holds position s of its row."""
+class Kept(NamedTuple):
+    """What a forward pass was asked to keep; None for the rest.
 
-    keys: Float[Array, "L B K S d"]
-    values: Float[Array, "L B K S d"]
-
-
-def _normal(rngs: nnx.Rngs, std: float, shape: tuple[int, ...], axes: tuple[str, ...]):
-    return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes)
-
-
-def _filled(value: float, shape: tuple[int, ...], axes: tuple[str, ...]):
-    return nnx.Param(jnp.full(shape, value, jnp.float32), axes=axes)
-
-
-def rms_norm(x: Float[Array, "N D"], weight: Float[Array, "D"], eps: float) -> Float[Array, "N D"]:
-    """Root-mean-square norm in float32, cast back before the weight is applied as HF does.
-
-    Source: Root mean square layer normalization (1910.07467), eq. 4.
+    layers: output of each layer. routing: experts of each token, L the MoE layers; int16.
     """
-    x32 = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
-    return weight.astype(x.dtype) * (x32 * scale).astype(x.dtype)
+
+    cache: Cache | None
+    layers: Float[Array, "L B T D"] | None
+    routing: Int16[Array, "B T L k"] | None
 
 
-class Attention(nnx.Module):
-    """Projections of grouped-query attention for all layers, stacked."""
-
-    def __init__(self, spec: DecoderSpec, *, rngs: nnx.Rngs):
-        layers, width, dim = spec.num_layers, spec.hidden_size, spec.head_dim
-        heads, kv = spec.num_heads, spec.num_kv_heads
-        in_axes = ("layers", "embed", "heads", "head_dim")
-        kv_axes = ("layers", "embed", "kv_heads", "head_dim")
-        self.spec = spec
-        self.q = _normal(rngs, spec.init_std, (layers, width, heads, dim), in_axes)
-        self.k = _normal(rngs, spec.init_std, (layers, width, kv, dim), kv_axes)
-        self.v = _normal(rngs, spec.init_std, (layers, width, kv, dim), kv_axes)
-        self.o = _normal(
-            rngs,
-            spec.init_std,
-            (layers, heads, dim, width),
-            ("layers", "heads", "head_dim", "embed"),
-        )
-        if spec.qkv_bias:
-            self.q_bias = _filled(0.0, (layers, heads, dim), ("layers", "heads", "head_dim"))
-            self.k_bias = _filled(0.0, (layers, kv, dim), ("layers", "kv_heads", "head_dim"))
-            self.v_bias = _filled(0.0, (layers, kv, dim), ("layers", "kv_heads", "head_dim"))
-
-    def project(self, x: Float[Array, "N D"], positions: Int[Array, "B T"]):
-        """Rotated queries, rotated keys and values of one layer: [B, H, T, d], 2 x [B, K, T, d].
-
-        Source: ours: heads before tokens, the faster order for batched matmuls on CPU and TPU.
-        """
-        batch, tokens = positions.shape
-
-        def heads(kernel, bias):
-            kernel_D = kernel.reshape(kernel.shape[0], -1).astype(x.dtype)
-            y = x @ kernel_D
-            if bias is not None:
-                y = y + bias.reshape(-1).astype(x.dtype)
-            return y.reshape(batch, tokens, *kernel.shape[1:]).transpose(0, 2, 1, 3)
-
-        bias = self.spec.qkv_bias
-        q = heads(self.q[...], self.q_bias[...] if bias else None)
-        k = heads(self.k[...], self.k_bias[...] if bias else None)
-        v = heads(self.v[...], self.v_bias[...] if bias else None)
-        theta = self.spec.rope_theta
-        return attention.rope(q, positions, theta), attention.rope(k, positions, theta), v
-
-    def out(self, x_BHTd: Float[Array, "B H T d"]) -> Float[Array, "N D"]:
-        """Back to the model width.
-
-        Source: Attention is all you need (1706.03762), section 3.2.2.
-        """
-        batch, heads, tokens, dim = x_BHTd.shape
-        flat = x_BHTd.transpose(0, 2, 1, 3).reshape(batch * tokens, heads * dim)
-        return flat @ self.o[...].reshape(heads * dim, -1).astype(flat.dtype)
-
-
-class MLP(nnx.Module):
-    """SwiGLU weights of all layers, stacked."""
+class Layers(nnx.Module):
+    """The blocks of all layers, stacked by kind, and the norms before them."""
 
     def __init__(self, spec: DecoderSpec, *, rngs: nnx.Rngs):
-        up = (spec.num_layers, spec.hidden_size, spec.intermediate_size)
-        down = (spec.num_layers, spec.intermediate_size, spec.hidden_size)
-        self.gate = _normal(rngs, spec.init_std, up, ("layers", "embed", "mlp"))
-        self.up = _normal(rngs, spec.init_std, up, ("layers", "embed", "mlp"))
-        self.down = _normal(rngs, spec.init_std, down, ("layers", "mlp", "embed"))
-
-    def __call__(self, x: Float[Array, "N D"]) -> Float[Array, "N D"]:
-        """down(silu(gate x) * up x).
-
-        Source: GLU variants improve Transformer (2002.05202), eq. 6.
-        """
-        gate = x @ self.gate[...].astype(x.dtype)
-        return (jax.nn.silu(gate) * (x @ self.up[...].astype(x.dtype))) @ self.down[...].astype(
-            x.dtype
-        )
-
-
-class Block(nnx.Module):
-    """Norm, attention, norm, MLP. Built stacked; called with the weights of one layer."""
-
-    def __init__(self, spec: DecoderSpec, *, rngs: nnx.Rngs):
-        norm = ((spec.num_layers, spec.hidden_size), ("layers", "embed"))
-        self.spec = spec
-        self.attn_norm = _filled(1.0, *norm)
-        self.attn = Attention(spec, rngs=rngs)
-        self.mlp_norm = _filled(1.0, *norm)
-        self.mlp = MLP(spec, rngs=rngs)
-
-    def __call__(self, x: Float[Array, "N D"], positions: Int[Array, "B T"], read: Callable):
-        """One layer. `read(q, k, v)` does the attending, so that training and decode share this.
-
-        Source: Qwen2 technical report (2407.10671), section 2.2.1.
-        """
-        eps = self.spec.rms_norm_eps
-        q, k, v = self.attn.project(rms_norm(x, self.attn_norm[...], eps), positions)
-        attended, kept = read(q, k, v)
-        x = x + self.attn.out(attended)
-        return x + self.mlp(rms_norm(x, self.mlp_norm[...], eps)), kept
+        shape, axes = (spec.num_layers, spec.hidden_size), ("layers", "embed")
+        one = 0.0 if spec.zero_centred_norms else 1.0
+        blocks = {"attn": attention.Attention, "linear_attn": LinearAttention, "mlp": MLP,
+                  "moe": MoE}  # fmt: skip
+        self.attn_norm = filled(one, shape, axes)
+        self.mlp_norm = filled(one, shape, axes)
+        for name, block in blocks.items():
+            if spec.layers_with(name):
+                setattr(self, name, block(spec, rngs=rngs))
 
 
 class Decoder(nnx.Module):
-    """Token embedding, scanned blocks, final norm and (tied or own) LM head."""
+    """Token embedding, scanned layers, final norm and (tied or own) LM head."""
 
     def __init__(self, spec: DecoderSpec, *, lm_head: bool = True, rngs: nnx.Rngs):
-        vocab, width = spec.vocab_size, spec.hidden_size
+        vocab, width, dtype = spec.vocab_size, spec.hidden_size, base_dtype(spec)
         self.spec = spec
-        self.embed = _normal(rngs, spec.init_std, (vocab, width), ("vocab", "embed"))
-        self.layers = Block(spec, rngs=rngs)
-        self.final_norm = _filled(1.0, (width,), ("embed",))
+        self.embed = normal(rngs, spec.init_std, (vocab, width), ("vocab", "embed"), dtype)
+        self.layers = Layers(spec, rngs=rngs)
+        one = 0.0 if spec.zero_centred_norms else 1.0
+        self.final_norm = filled(one, (width,), ("embed",))
         if lm_head and not spec.tie_embeddings:
-            self.lm_head = _normal(rngs, spec.init_std, (width, vocab), ("embed", "vocab"))
+            axes = ("embed", "vocab")
+            self.lm_head = normal(rngs, spec.init_std, (width, vocab), axes, dtype)
 
     def head(self) -> Float[Array, "D V"]:
-        """The matrix from final hidden states to logits, float32.
+        """The matrix from final hidden states to logits.
 
         Source: Using the output embedding (1608.05859) for the tied case.
         """
@@ -161,21 +71,52 @@ class Decoder(nnx.Module):
 
     def _lookup(self, tokens: Int[Array, "B T"]) -> Float[Array, "N D"]:
         dtype = jnp.dtype(self.spec.dtype)
-        table, flat = self.embed[...].astype(dtype), tokens.reshape(-1)
+        table, flat = self.embed[...], tokens.reshape(-1)
         if self.spec.onehot_embedding:
-            return jax.nn.one_hot(flat, self.spec.vocab_size, dtype=dtype) @ table
-        return table[flat]
+            return jax.nn.one_hot(flat, self.spec.vocab_size, dtype=dtype) @ table.astype(dtype)
+        return table[flat].astype(dtype)
 
-    def _scan(self, body: Callable, carry, per_layer):
-        block_def, weights = nnx.split(self.layers)
+    def _norm(self, x: Float[Array, "N D"], weight: Float[Array, "D"]) -> Float[Array, "N D"]:
+        spec = self.spec
+        return rms_norm(x, weight, spec.rms_norm_eps, zero_centred=spec.zero_centred_norms)
 
-        def step(carry, xs):
-            layer_weights, extra = xs
-            return body(nnx.merge(block_def, layer_weights), carry, extra)
+    def _scan(
+        self, mix: Any, feed: Any, carry: Any, extra: dict[str, Any], *, keep_layers: bool = False,
+        indexed: bool = False,
+    ):  # fmt: skip
+        """x + mix(norm(x)), then x + feed(norm(x)), layer by layer.
 
-        if self.spec.remat:
-            step = jax.checkpoint(step, prevent_cse=False)
-        return jax.lax.scan(step, carry, (weights, per_layer))
+        carry: (x, whatever mix carries). mix(kind, block, x, carry, given, number) -> (y, carry,
+        kept); feed(kind, block, x, given) -> (y, kept). extra: arrays stacked over the layers of a
+        kind, handed on as `given`.
+        """
+        defs, stacked = {}, {}
+        norms = {"attn": self.layers.attn_norm[...], "mlp": self.layers.mlp_norm[...]}
+        # In one order in every process: it shows in the program, and so in the compilation cache.
+        for name in sorted({name for layer in self.spec.kinds for name in layer}):
+            defs[name], weights = nnx.split(getattr(self.layers, name))
+            stacked[name] = weights, extra.get(name)
+
+        def step(kinds, carry, blocks, numbers):
+            x, rest = carry
+            mixer, forward = kinds
+            norm = blocks["layer"]
+            weights, given = blocks[mixer]
+            block = nnx.merge(defs[mixer], weights)
+            y, rest, kept_mixer = mix(
+                mixer, block, self._norm(x, norm["attn"]), rest, given, numbers[mixer]
+            )
+            x = x + y
+            weights, given = blocks[forward]
+            block = nnx.merge(defs[forward], weights)
+            y, kept_forward = feed(forward, block, self._norm(x, norm["mlp"]), given)
+            x = x + y
+            kept = {mixer: kept_mixer, forward: kept_forward, "layer": x if keep_layers else None}
+            return (x, rest), {name: value for name, value in kept.items() if value is not None}
+
+        stacked["layer"] = norms
+        remat = self.spec.remat and not indexed
+        return scan_layers(self.spec.kinds, step, carry, stacked, remat=remat, indexed=indexed)
 
     def __call__(
         self,
@@ -183,30 +124,50 @@ class Decoder(nnx.Module):
         positions: Int[Array, "B T"],
         segment_ids: Int[Array, "B T"],
         *,
-        keep: str = "",
-    ):
-        """Final-norm hidden states [B, T, D] of whole rows, and what `keep` asks for.
+        keep: tuple[str, ...] = (),
+        routing: Int16[Array, "B T L k"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], Kept]:
+        """Final-norm hidden states [B, T, D] of whole rows, and what `keep` names of `Kept`.
 
-        keep: "" for nothing (None), "kv" for a KVCache of the row's length (prefill), "layers"
-        for each layer's output [L, B, T, D] (to find where a NaN begins).
-        Source: Qwen2 technical report (2407.10671).
+        keep: "cache" needs rows that are right-padded, one segment each. routing: experts to use
+        instead of the router's, -1 where not recorded.
+        Source: Qwen2 technical report (2407.10671); Rollout routing replay (2510.11370).
         """
         mask = attention.packed_mask(segment_ids)
+        real = segment_ids.reshape(-1) > 0
         shape = (*tokens.shape, self.spec.hidden_size)
+        with_cache, with_routing = "cache" in keep, "routing" in keep
 
-        def body(block, x, _):
-            def read(q, k, v):
-                return attention.attend(q, k, v, mask), (k, v)
+        def mix(kind, block, x, rest, given, number):
+            if kind == "linear_attn":
+                y, state = block(x, segment_ids, keep=with_cache)
+                return y, rest, state
+            q, k, v = block.project(x, positions)
+            y = block.out(attention.attend(q, k, v, mask), x)
+            return y, rest, KVCache(k, v) if with_cache else None
 
-            x, kv = block(x, positions, read)
-            return x, {"": None, "kv": kv, "layers": x.reshape(shape)}[keep]
+        feed = functools.partial(_feed, real=real, keep=with_routing)
+        extra = {}
+        if routing is not None and self.spec.moe is not None:
+            extra["moe"] = routing.reshape(-1, *routing.shape[2:]).transpose(1, 0, 2)
+        carry = (self._lookup(tokens), None)
+        (x, _), kept = self._scan(mix, feed, carry, extra, keep_layers="layers" in keep)
+        hidden = self._norm(x, self.final_norm[...]).reshape(shape)
+        return hidden, Kept(
+            Cache(kept.get("attn"), kept.get("linear_attn")) if with_cache else None,
+            kept["layer"].reshape(-1, *shape) if "layers" in keep else None,
+            _by_token(kept.get("moe"), tokens.shape),
+        )
 
-        x, kept = self._scan(body, self._lookup(tokens), None)
-        hidden = rms_norm(x, self.final_norm[...], self.spec.rms_norm_eps).reshape(shape)
-        return hidden, KVCache(*kept) if keep == "kv" else kept
-
-    def decode(self, tokens: Int[Array, "B"], positions: Int[Array, "B"], cache: KVCache):
-        """One token per row: hidden states [B, D] and the cache with that token written.
+    def decode(
+        self,
+        tokens: Int[Array, "B"],
+        positions: Int[Array, "B"],
+        cache: Cache,
+        *,
+        keep_routing: bool = False,
+    ) -> tuple[Float[Array, "B D"], Cache, Int16[Array, "B L k"] | None]:
+        """One token per row: hidden states, the cache with that token in it, and its experts.
 
         The token at position p reads cache entries 0..p of its row, its own included. A position
         beyond the cache is not written. The cache is carried, not stacked, through the layer
@@ -214,31 +175,42 @@ class Decoder(nnx.Module):
         Source: ours: the decode half of `__call__`; the two agree to rounding (tested).
         """
         rows = jnp.arange(tokens.shape[0])
-        mask = jnp.arange(cache.keys.shape[3])[None, None, :] <= positions[:, None, None]
+        mask = None
+        if cache.kv is not None:
+            mask = jnp.arange(cache.kv.keys.shape[3])[None, None, :] <= positions[:, None, None]
 
-        def body(block, carry, layer):
-            x, keys, values = carry
+        def mix(kind, block, x, cache, given, number):
+            if kind == "linear_attn":
+                state = jax.tree.map(lambda all_layers: all_layers[number], cache.linear)
+                y, state = block.decode(x, state)
+                linear = jax.tree.map(
+                    lambda all_layers, new: all_layers.at[number].set(new), cache.linear, state
+                )
+                return y, cache._replace(linear=linear), None
+            q, *new = block.project(x, positions[:, None])
+            kv = KVCache(*(
+                old.at[number, rows, :, positions].set(one[:, :, 0].astype(old.dtype), mode="drop")
+                for old, one in zip(cache.kv, new, strict=True)
+            ))  # fmt: skip
+            attended = attention.attend(q, kv.keys[number], kv.values[number], mask)
+            return block.out(attended.astype(x.dtype), x), cache._replace(kv=kv), None
 
-            def read(q, k, v):
-                new_keys = keys.at[layer, rows, :, positions].set(k[:, :, 0], mode="drop")
-                new_values = values.at[layer, rows, :, positions].set(v[:, :, 0], mode="drop")
-                out = attention.attend(q, new_keys[layer], new_values[layer], mask)
-                return out, (new_keys, new_values)
+        feed = functools.partial(_feed, real=jnp.ones(tokens.shape, bool), keep=keep_routing)
+        carry = (self._lookup(tokens), cache)
+        (x, cache), kept = self._scan(mix, feed, carry, {}, indexed=True)
+        routing = _by_token(kept.get("moe"), (tokens.shape[0],))
+        return self._norm(x, self.final_norm[...]), cache, routing
 
-            x, (keys, values) = block(x, positions[:, None], read)
-            return (x, keys, values), None
 
-        carry = (self._lookup(tokens), *cache)
-        (x, keys, values), _ = self._scan(body, carry, jnp.arange(self.spec.num_layers))
-        hidden = rms_norm(x, self.final_norm[...], self.spec.rms_norm_eps)
-        return hidden, KVCache(keys, values)
+def _feed(kind: str, block: Any, x: Array, given: Array | None, *, real: Array, keep: bool):
+    if kind == "mlp":
+        return block(x), None
+    y, chosen = block(x, real, given)
+    return y, chosen.astype(jnp.int16) if keep else None
 
-    def empty_cache(self, rows: int, tokens: int) -> KVCache:
-        """A zeroed cache of `tokens` positions for each of `rows` rows.
 
-        Source: ours: [B, K, S, d] order, measured faster than [B, S, K, d] on CPU.
-        """
-        spec = self.spec
-        shape = (spec.num_layers, rows, spec.num_kv_heads, tokens, spec.head_dim)
-        zeros = jnp.zeros(shape, jnp.dtype(spec.dtype))
-        return KVCache(zeros, zeros)
+def _by_token(routing: Array | None, shape: tuple[int, ...]) -> Array | None:
+    """[L, N, k] -> [..., L, k]."""
+    if routing is None:
+        return None
+    return routing.transpose(1, 0, 2).reshape(*shape, routing.shape[0], routing.shape[2])

@@ -1,13 +1,16 @@
 """A network as a value: structure apart from weights, so that steps are functions of arrays."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, PRNGKeyArray
 
+from s3ac_jax.core.trees import path_name
 from s3ac_jax.core.types import PyTree
 from s3ac_jax.models.critic import Critic
 from s3ac_jax.models.decoder import Decoder
@@ -41,6 +44,26 @@ class Network:
         Source: ours: flax NNX functional API.
         """
         return nnx.merge(self.graphdef, nnx.State(params))
+
+    def in_compute_dtype(self, params: PyTree) -> PyTree:
+        """The weights as a forward pass reads them, so that a loop over tokens casts none of them.
+
+        Norms, routers and decay rates stay float32; so does everything in a float32 model, which
+        is handed back as it is.
+        Source: ours: decoding is bound by the bytes of the weights.
+        """
+        dtype = jnp.dtype(self.spec.dtype)
+        return params if dtype == jnp.float32 else _cast(params, dtype)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _cast(params: PyTree, dtype: jnp.dtype) -> PyTree:
+    def cast(path: Any, leaf: Array) -> Array:
+        last = path_name(path).rsplit("/", 1)[-1]
+        exact = "norm" in last or last in ("router", "A_log", "dt_bias")
+        return leaf if exact else leaf.astype(dtype)
+
+    return jax.tree_util.tree_map_with_path(cast, params)
 
 
 def _network(spec: DecoderSpec, build: Callable[[PRNGKeyArray | Array], nnx.Module]) -> Network:

@@ -2,12 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array
+from jaxtyping import Array, Float, Int
 
 from s3ac_jax.core.types import PyTree
 
@@ -20,7 +21,9 @@ RULES: dict[str | None, tuple[str, ...]] = {
     "embed": ("fsdp",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
+    "linear_heads": ("tensor",),
     "mlp": ("tensor",),
+    "experts": ("expert",),
     "head_dim": (),
     "layers": (),
     None: (),
@@ -116,3 +119,46 @@ def constrain(x: Array, *axes: str | None) -> Array:
     if mesh.empty:
         return x
     return jax.lax.with_sharding_constraint(x, spec_of(axes, x.shape, mesh))
+
+
+def over_experts(
+    mix: Callable[[Array, Array, Array, dict[str, Array]], Array],
+    x: Float[Array, "N D"],
+    experts: Int[Array, "N k"],
+    gates: Float[Array, "N k"],
+    weights: dict[str, Array],
+    axes: dict[str, tuple[str | None, ...]],
+    *,
+    num_experts: int,
+) -> Float[Array, "N D"]:
+    """mix(x, experts, gates, weights), each device doing its own experts for its own rows.
+
+    axes: logical axes of the weights, the experts first. Each device sees the tokens of its row
+    shard, numbers experts from its own first one, and the partial results are summed. mix must
+    take a number out of range as nobody's.
+    Source: GShard (2006.16668), section 3, without capacity: tokens stay, results are summed.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return mix(x, experts, gates, weights)
+    specs = {name: spec_of(axes[name], w.shape, mesh) for name, w in weights.items()}
+    rows = spec_of(("rows", None), x.shape, mesh)
+    summed = sorted({name for spec in specs.values() for entry in spec for name in _names(entry)})
+    shards = math.prod(mesh.shape[name] for name in _names(specs["gate"][0]))
+
+    def local(x: Array, experts: Array, gates: Array, weights: dict[str, Array]) -> Array:
+        count = num_experts // shards
+        first = jax.lax.axis_index("expert") * count if shards > 1 else 0
+        mine = experts - first
+        mine = jnp.where((mine >= 0) & (mine < count), mine, count)
+        y = mix(x, mine, gates, weights)
+        return jax.lax.psum(y, summed) if summed else y
+
+    return jax.shard_map(
+        local, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=rows, check_vma=False
+    )(x, experts, gates, weights)
+
+
+def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Mesh axes of one entry of a PartitionSpec, which holds a single one as a bare string."""
+    return (entry,) if isinstance(entry, str) else entry or ()

@@ -73,8 +73,8 @@ def params():
 @jax.jit
 def forward(params, tokens, positions, segment_ids):
     model = NETWORK.bind(params)
-    hidden, layers = model(tokens, positions, segment_ids, keep="layers")
-    return hidden, layers, hidden @ model.head()
+    hidden, kept = model(tokens, positions, segment_ids, keep=("layers",))
+    return hidden, kept.layers, hidden @ model.head()
 
 
 def inputs(golden, side):

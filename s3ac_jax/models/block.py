@@ -1,0 +1,147 @@
+"""What every block of weights is made of: stacked parameters, matmuls with adapters, norms."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from s3ac_jax.models.spec import DecoderSpec
+
+
+def base_dtype(spec: DecoderSpec) -> jnp.dtype:
+    """Of weights that adapters leave as they are; float32 in a model without. Source: ours."""
+    return jnp.dtype("float32" if spec.lora is None else spec.lora.base_dtype)
+
+
+def normal(
+    rngs: nnx.Rngs,
+    std: float,
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+    dtype: Any = jnp.float32,
+):
+    """A parameter drawn from Normal(0, std), with its logical axes. Source: ours."""
+    drawn = std * jax.random.normal(rngs.params(), shape, jnp.float32)
+    return nnx.Param(drawn.astype(dtype), axes=axes)
+
+
+def filled(value: float, shape: tuple[int, ...], axes: tuple[str | None, ...]):
+    """A float32 parameter of one value, with its logical axes. Source: ours."""
+    return nnx.Param(jnp.full(shape, value, jnp.float32), axes=axes)
+
+
+def rms_norm(
+    x: Float[Array, "... D"], weight: Float[Array, "D"], eps: float, *, zero_centred: bool = False
+) -> Float[Array, "... D"]:
+    """Root-mean-square norm in float32.
+
+    Cast back before the weight is applied as Qwen2 and Qwen3 do, after it (and with 1 + w) when
+    zero_centred, as Qwen3.5 does.
+    Source: Root mean square layer normalization (1910.07467), eq. 4.
+    """
+    x32 = x.astype(jnp.float32)
+    normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    if zero_centred:
+        return (normed * (1.0 + weight.astype(jnp.float32))).astype(x.dtype)
+    return weight.astype(x.dtype) * normed.astype(x.dtype)
+
+
+def matmul(x: Float[Array, "N I"], w: Float[Array, "I O"]) -> Float[Array, "N O"]:
+    """x w in the dtype of x. Product and gradients accumulate in float32; w's has the dtype of w.
+
+    Source: ours: asked for a bfloat16 result, XLA:CPU widens both operands first, and a decode step
+    took 3 times as long (measured).
+    """
+    return x @ w.astype(x.dtype) if x.dtype == jnp.float32 else _low_matmul(x, w)
+
+
+@jax.custom_vjp
+def _low_matmul(x: Array, w: Array) -> Array:
+    return jnp.matmul(x, w.astype(x.dtype), preferred_element_type=jnp.float32).astype(x.dtype)
+
+
+def _low_forward(x: Array, w: Array):
+    return _low_matmul(x, w), (x, w)
+
+
+def _low_backward(saved: tuple[Array, Array], dy: Array):
+    x, w = saved
+    exact = {"preferred_element_type": jnp.float32}
+    dx = jnp.einsum("no,io->ni", dy, w.astype(x.dtype), **exact)
+    dw = jnp.einsum("ni,no->io", x, dy, **exact)
+    return dx.astype(x.dtype), dw.astype(w.dtype)
+
+
+_low_matmul.defvjp(_low_forward, _low_backward)
+
+
+class Block(nnx.Module):
+    """Weights of one kind for all layers that have it, stacked on a leading axis.
+
+    Called with the weights of one layer (see `models/stack.py`).
+    """
+
+    def __init__(self, spec: DecoderSpec, name: str):
+        self.spec = spec
+        self.layers = len(spec.layers_with(name))
+        adapters = spec.lora is not None and name in spec.lora.targets
+        self.lora = spec.lora if adapters else None
+
+    def matrix(
+        self,
+        rngs: nnx.Rngs,
+        name: str,
+        inner: dict[str, int],
+        outer: dict[str, int],
+    ) -> None:
+        """Adds weight `name`, [layers, inner..., outer...], and its adapters if there are any.
+
+        inner, outer: logical axis -> size. A starts at Normal(0, 1/sqrt(inner)), B at 0, so that
+        an adapted layer begins as the one it adapts.
+        Source: LoRA (2106.09685), section 4.1.
+        """
+        shape = (self.layers, *inner.values(), *outer.values())
+        axes = ("layers", *inner, *outer)
+        weight = normal(rngs, self.spec.init_std, shape, axes, base_dtype(self.spec))
+        setattr(self, name, weight)
+        if self.lora is not None:
+            fan_in, fan_out = math.prod(inner.values()), math.prod(outer.values())
+            rank = self.lora.rank
+            a = normal(
+                rngs, fan_in**-0.5, (self.layers, fan_in, rank), ("layers", next(iter(inner)), None)
+            )
+            b = filled(0.0, (self.layers, rank, fan_out), ("layers", None, next(iter(outer))))
+            setattr(self, f"{name}_lora_a", a)
+            setattr(self, f"{name}_lora_b", b)
+
+    def times(self, name: str, x: Float[Array, "N I"]) -> Float[Array, "N O"]:
+        """x W, plus (alpha / rank) x A B when adapted; inner and outer axes flattened.
+
+        Source: LoRA (2106.09685), eq. 3.
+        """
+        y = matmul(x, getattr(self, name)[...].reshape(x.shape[-1], -1))
+        if self.lora is not None:
+            a, b = (getattr(self, f"{name}_lora_{side}")[...] for side in "ab")
+            y = y + matmul(matmul(x, a), b) * (self.lora.alpha / self.lora.rank)
+        return y
+
+
+class MLP(Block):
+    """SwiGLU weights of all layers with a plain MLP."""
+
+    def __init__(self, spec: DecoderSpec, *, rngs: nnx.Rngs):
+        super().__init__(spec, "mlp")
+        width, hidden = {"embed": spec.hidden_size}, {"mlp": spec.intermediate_size}
+        self.matrix(rngs, "gate", width, hidden)
+        self.matrix(rngs, "up", width, hidden)
+        self.matrix(rngs, "down", hidden, width)
+
+    def __call__(self, x: Float[Array, "N D"]) -> Float[Array, "N D"]:
+        """down(silu(gate x) * up x).
+
+        Source: GLU variants improve Transformer (2002.05202), eq. 6.
+        """
+        return self.times("down", jax.nn.silu(self.times("gate", x)) * self.times("up", x))
