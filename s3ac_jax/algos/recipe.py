@@ -91,7 +91,9 @@ class Recipe:
     """One method. Hashable: it can be a static argument of a jitted function.
 
     responses_per_prompt: size of a group. updates: optimiser batches that a rollout batch is cut
-    into, None for the run's own `train.minibatches`.
+    into, None for the run's own `train.minibatches`. replay_routing: the trainer's policy sends
+    each token to the experts that the sampler chose (R3); without experts there is nothing to
+    replay.
     Raises ValueError when columns contradict each other.
     Source: ours: an algorithm is a value.
     """
@@ -107,6 +109,7 @@ class Recipe:
     entropy: Gepo | None
     responses_per_prompt: int
     updates: int | None = None
+    replay_routing: bool = False
 
     def __post_init__(self):
         if self.responses_per_prompt < 1:
@@ -171,6 +174,7 @@ s3ac_single = Recipe(
     critic=CriticSpec(epochs=2, lam=1.0, clip=0.5, pretraining="coverage"),
     entropy=None,
     responses_per_prompt=1,
+    replay_routing=True,
 )
 s3ac_group = dataclasses.replace(s3ac_single, responses_per_prompt=16)
 
@@ -202,8 +206,10 @@ dapo = dataclasses.replace(
     average=TokenMean(),
 )
 
-# GRPO-X: inferred from S3AC (2610.35518), its group baseline; R3 comes with the models.
-grpo_x = dataclasses.replace(dapo, shaping=None, guard=_MISMATCH, entropy=Gepo())
+# GRPO-X: inferred from S3AC (2610.35518), its group baseline; R3 (2510.11370).
+grpo_x = dataclasses.replace(
+    dapo, shaping=None, guard=_MISMATCH, entropy=Gepo(), replay_routing=True
+)
 
 # REINFORCE++ (2501.03262).
 reinforce_pp = dataclasses.replace(
@@ -278,6 +284,7 @@ sao = dataclasses.replace(
     critic=CriticSpec(
         epochs=2, lam=1.0, clip=0.5, pretraining="none", freeze_attention=True, warmup_ticks=10
     ),
+    replay_routing=False,
 )
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
@@ -302,12 +309,12 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 
 SOURCES: Mapping[str, str] = MappingProxyType(
     {
-        "s3ac_single": "S3AC (2610.35518); ours: n_c, decay, clip 0.5, interval 0..5",
+        "s3ac_single": "S3AC (2610.35518), R3; ours: n_c, decay, clip 0.5, interval 0..5",
         "s3ac_group": "S3AC (2610.35518), with a group per prompt",
         "grpo": "GRPO (2402.03300), without the KL term",
         "dr_grpo": "Dr.GRPO (2503.20783); length: to be set to the response limit",
         "dapo": "DAPO (2503.14476); ours: a refill draws only what is missing",
-        "grpo_x": "inferred from S3AC (2610.35518), its group baseline; GEPO (2607.16850)",
+        "grpo_x": "inferred from S3AC (2610.35518), its group baseline; GEPO (2607.16850), R3",
         "reinforce_pp": "REINFORCE++ (2501.03262), without the KL term",
         "reinforce_pp_baseline": "REINFORCE++ (2501.03262), baseline variant",
         "flash_reinforce": "FlashREINFORCE (public code, 2026-09)",

@@ -1,7 +1,7 @@
 """Trees of weights: names of leaves, norms, health, fingerprints, and splitting by name."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -27,6 +27,21 @@ def named_leaves(tree: PyTree) -> dict[str, Any]:
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {path_name(path): leaf for path, leaf in leaves}
+
+
+def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dicts from leaves by name.
+
+    Source: ours: the inverse of `named_leaves`, for trees of dicts.
+    """
+    tree: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        *parents, last = name.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
 
 
 def squared_norm(tree: PyTree) -> Float[Array, ""]:

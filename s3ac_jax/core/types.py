@@ -18,7 +18,7 @@ import dataclasses
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Int16
 
 PyTree = Any
 _T = TypeVar("_T")
@@ -51,6 +51,9 @@ class Rollout:
 
     logp: nats, of the distribution that was sampled from. stopped: True when the response ended
     with a stop token, False when it met the length limit. version: weights that made it.
+    routing: experts of each token, prompt first and response behind it, S = both; L the layers
+    with experts, k experts per token, -1 where not recorded (a last token is never read). None
+    when nothing was recorded.
     """
 
     prompt: Prompt
@@ -59,6 +62,7 @@ class Rollout:
     logp: Float[Array, "B T"]
     stopped: Bool[Array, "B"]
     version: Int[Array, "B"]
+    routing: Int16[Array, "B S L k"] | None = None
 
 
 @record
@@ -83,6 +87,7 @@ class Packed:
     mask: trainable tokens. response: number of the response in the batch, -1 at padding.
     num_trainable: trainable tokens of the response that the token belongs to. reward: on the last
     trainable token of each response, 0 elsewhere. rows: how many leading rows hold anything.
+    routing: experts to replay, as in `Rollout`; None to route anew.
     """
 
     tokens: Int[Array, "B T"]
@@ -94,6 +99,7 @@ class Packed:
     reward: Float[Array, "B T"]
     logp_rollout: Float[Array, "B T"]
     rows: Int[Array, ""]
+    routing: Int16[Array, "B T L k"] | None = None
 
 
 @record

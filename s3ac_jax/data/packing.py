@@ -85,4 +85,19 @@ def pack(scored: Scored, rows: np.ndarray, *, pack_tokens: int, max_rows: int) -
         reward=laid(np.where(last, scored.reward[source], 0.0), np.float32),
         logp_rollout=laid(np.where(trainable, rollout.logp[source, clipped], 0.0), np.float32),
         rows=np.int32(used),
+        routing=_routing(rollout.routing, at, source, place, (max_rows, pack_tokens)),
     )
+
+
+def _routing(
+    recorded: np.ndarray | None,
+    at: tuple[np.ndarray, np.ndarray],
+    source: np.ndarray,
+    place: np.ndarray,
+    shape: tuple[int, int],
+) -> np.ndarray | None:
+    if recorded is None:
+        return None
+    out = np.full((*shape, *recorded.shape[2:]), -1, recorded.dtype)
+    out[at] = recorded[source, place]
+    return out

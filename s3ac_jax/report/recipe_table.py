@@ -6,9 +6,13 @@ from s3ac_jax.algos.recipe import RECIPES, SOURCES, Recipe
 
 _COLUMNS = (
     "select", "keep", "shaping", "advantage", "surrogate", "average", "guard", "critic", "entropy",
-    "responses_per_prompt", "updates",
+    "replay_routing", "responses_per_prompt", "updates",
 )  # fmt: skip
-_HEADERS = {"responses_per_prompt": "per prompt", "updates": "updates per batch"}
+_HEADERS = {
+    "replay_routing": "R3",
+    "responses_per_prompt": "per prompt",
+    "updates": "updates per batch",
+}
 
 
 def recipe_table() -> str:
@@ -29,6 +33,8 @@ def _cell(recipe: Recipe, column: str) -> str:
     part = getattr(recipe, column)
     if part is None:
         return "as the run" if column == "updates" else "-"
+    if isinstance(part, bool):
+        return "yes" if part else "-"
     if not dataclasses.is_dataclass(part):
         return str(part)
     fields = [f"{field.name}={getattr(part, field.name)!r}" for field in dataclasses.fields(part)]

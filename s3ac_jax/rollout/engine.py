@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+from jaxtyping import Array, Bool, Float, Int, Int16, Key, UInt32
 
 from s3ac_jax.core.types import PyTree
-from s3ac_jax.models.decoder import KVCache
+from s3ac_jax.models.cache import Cache, empty_cache, insert
 from s3ac_jax.models.network import Network
 
 
@@ -31,17 +31,22 @@ class Sampling(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """Prefilled prompts, right-padded: their cache, `tokens` [P, T], `lengths` [P] of each real."""
+    """Prefilled prompts, right-padded: what to go on from, `tokens`, `lengths` of each real.
 
-    cache: KVCache
+    cache: of all tokens but the last, which the first decode step reads. routing: their experts,
+    None when not asked for.
+    """
+
+    cache: Cache
     tokens: Int[Array, "P T"]
     lengths: Int[Array, "P"]
+    routing: Int16[Array, "P T L k"] | None
 
 
 class DecodeState(NamedTuple):
     """All slots. token: next to be read, at `position`; made: response tokens so far."""
 
-    cache: KVCache
+    cache: Cache
     token: Int[Array, "B"]
     position: Int[Array, "B"]
     made: Int[Array, "B"]
@@ -54,7 +59,8 @@ class Block(NamedTuple):
     """What one `generate` made, [slots, steps]; a slot's tokens are those where `valid`.
 
     logp: nats, of the tempered distribution that was sampled (untempered where greedy).
-    stopped, finished: [slots], as of the end of the block.
+    stopped, finished: [slots], as of the end of the block. routing: experts of the token that was
+    read to make this one, None when not asked for.
     """
 
     tokens: Int[Array, "B T"]
@@ -62,6 +68,7 @@ class Block(NamedTuple):
     valid: Bool[Array, "B T"]
     stopped: Bool[Array, "B"]
     finished: Bool[Array, "B"]
+    routing: Int16[Array, "B T L k"] | None
 
 
 def sample(logits: Float[Array, "B V"], keys: Key[Array, "B"], temperature: Float[Array, "B"]):
@@ -83,7 +90,8 @@ class Engine:
     """Decode slots over a policy network.
 
     slots: responses in flight. cache_tokens: longest prompt plus response. steps_per_dispatch:
-    tokens per slot between two looks by the host.
+    tokens per slot between two looks by the host. record_routing: return the experts of each
+    token; nothing for a model without experts.
     Source: JetStream engine API (google/JetStream, engine_api.py, 0.2.2): prefill, insert,
     generate; batched prefill and insert as its later bulk_insert.
     """
@@ -93,12 +101,21 @@ class Engine:
     cache_tokens: int
     steps_per_dispatch: int
     stop_ids: tuple[int, ...]
+    record_routing: bool = False
+
+    @property
+    def routing_shape(self) -> tuple[int, int] | None:
+        """Layers with experts, experts per token; None when not recorded. Source: ours."""
+        moe = self.network.spec.moe
+        if moe is None or not self.record_routing:
+            return None
+        return len(self.network.spec.layers_with("moe")), moe.per_token
 
     def init_decode_state(self, params: PyTree) -> DecodeState:
-        """Empty slots. `params` is read for its structure only. Source: JetStream engine API."""
+        """Empty slots; `params` is there for the interface. Source: JetStream engine API."""
         zeros = jnp.zeros(self.slots, jnp.int32)
         seeds = jnp.zeros(self.slots, jnp.uint32)
-        cache = self.network.bind(params).empty_cache(self.slots, self.cache_tokens)
+        cache = empty_cache(self.network.spec, self.slots, self.cache_tokens)
         return DecodeState(
             cache=cache, token=zeros, position=zeros, made=zeros, active=zeros > 0,
             keys=jax.vmap(jax.random.key)(seeds),
@@ -107,12 +124,14 @@ class Engine:
 
     @functools.partial(jax.jit, static_argnums=0)
     def prefill(self, params: PyTree, tokens: Int[Array, "P T"], lengths: Int[Array, "P"]):
-        """Keys and values of right-padded prompts. Source: JetStream engine API, batched."""
+        """What right-padded prompts leave behind. Source: JetStream engine API, batched."""
         places = jnp.arange(tokens.shape[1])
         positions = jnp.broadcast_to(places, tokens.shape)
-        segment_ids = (places < lengths[:, None]).astype(jnp.int32)
-        _, cache = self.network.bind(params)(tokens, positions, segment_ids, keep="kv")
-        return Prefix(cache, tokens, lengths)
+        # A recurrent state can't be rewritten like a key: the last token is left for decoding.
+        segment_ids = (places < lengths[:, None] - 1).astype(jnp.int32)
+        keep = ("cache", "routing") if self.routing_shape else ("cache",)
+        _, kept = self.network.bind(params)(tokens, positions, segment_ids, keep=keep)
+        return Prefix(kept.cache, tokens, lengths, kept.routing)
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
     def insert(
@@ -129,17 +148,13 @@ class Engine:
         decode step, so that one sampler serves every token.
         Source: JetStream engine API, as its later bulk_insert.
         """
-        width = prefix.tokens.shape[1]
-
-        def place(cache, new):
-            return cache.at[:, slots, :, :width].set(new[:, rows], mode="drop")
 
         def put(old, new):
             return old.at[slots].set(new, mode="drop")
 
         last = prefix.lengths[rows] - 1
         return DecodeState(
-            cache=KVCache(*map(place, state.cache, prefix.cache)),
+            cache=insert(state.cache, prefix.cache, rows, slots),
             token=put(state.token, prefix.tokens[rows, last]),
             position=put(state.position, last),
             made=put(state.made, 0),
@@ -157,14 +172,18 @@ class Engine:
         model = self.network.bind(params)
         head = model.head()
         shape = (self.steps_per_dispatch, self.slots)
+        recorded = self.routing_shape
         block = Block(
             jnp.zeros(shape, jnp.int32), jnp.zeros(shape), jnp.zeros(shape, bool),
             jnp.zeros(self.slots, bool), ~state.active,
+            jnp.zeros((*shape, *recorded), jnp.int16) if recorded else None,
         )  # fmt: skip
 
         def step(carry):
             number, state, block = carry
-            hidden, cache = model.decode(state.token, state.position, state.cache)
+            hidden, cache, routing = model.decode(
+                state.token, state.position, state.cache, keep_routing=bool(recorded)
+            )
             logits = jnp.einsum(
                 "bd,dv->bv", hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32
             )
@@ -176,6 +195,7 @@ class Engine:
             block = Block(
                 block.tokens.at[number].set(tokens), block.logp.at[number].set(logp),
                 block.valid.at[number].set(state.active), block.stopped | stopped, ~active,
+                block.routing.at[number].set(routing) if recorded else None,
             )  # fmt: skip
             position = state.position + state.active
             state = DecodeState(cache, tokens, position, made, active, state.keys, state.sampling)
@@ -186,4 +206,5 @@ class Engine:
             return (number < self.steps_per_dispatch) & state.active.any()
 
         _, state, block = jax.lax.while_loop(more, step, (0, state, block))
-        return state, block._replace(tokens=block.tokens.T, logp=block.logp.T, valid=block.valid.T)
+        by_slot = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1) if x.ndim > 1 else x, block)
+        return state, by_slot

@@ -34,8 +34,11 @@ class LocalRollout:
         self.version = -1
 
     def update_weights(self, params: PyTree, version: int) -> None:
-        """The weights of all later tokens; the arrays are shared, not copied. Source: ours."""
-        self._params, self.version = params, version
+        """The weights of all later tokens, cast once to the dtype they are used in.
+
+        What needs no cast is shared, not copied. Source: ours.
+        """
+        self._params, self.version = self.engine.network.in_compute_dtype(params), version
 
     def generate(self, prompt: Prompt, sampling: Sampling) -> Rollout:
         """One response for each of the B prompts, in their order.
@@ -52,10 +55,11 @@ class LocalRollout:
         logp = np.zeros((rows, self.max_response_tokens), np.float32)
         made = np.zeros(rows, np.int32)
         stopped = np.zeros(rows, bool)
+        routing = self._no_routing(rows, prompt.tokens.shape[1])
         waiting = np.argsort(-np.asarray(prompt.num_tokens), kind="stable")
         owner = np.full(self.engine.slots, -1)
         while waiting.size or (owner >= 0).any():
-            waiting = self._admit(prompt, sampling, waiting, owner)
+            waiting = self._admit(prompt, sampling, waiting, owner, routing)
             self._state, block = self.engine.generate(self._params, self._state)
             block = jax.device_get(block)
             # One vectorised write for the whole block: no Python per token.
@@ -64,6 +68,9 @@ class LocalRollout:
             place = made[request] + step
             tokens[request, place] = block.tokens[slot, step]
             logp[request, place] = block.logp[slot, step]
+            if routing is not None:
+                read = prompt.num_tokens[request] - 1 + place
+                routing[request, read] = block.routing[slot, step]
             busy = np.flatnonzero(owner >= 0)
             made[owner[busy]] += block.valid[busy].sum(axis=1, dtype=np.int32)
             done = busy[block.finished[busy]]
@@ -72,9 +79,23 @@ class LocalRollout:
         if not np.isfinite(logp).all():
             # A NaN in a slot's cache outlives the weights that made it: 0 times NaN is NaN.
             self._state = None
-        return Rollout(prompt, tokens, made, logp, stopped, np.full(rows, self.version, np.int32))
+        version = np.full(rows, self.version, np.int32)
+        return Rollout(prompt, tokens, made, logp, stopped, version, routing)
 
-    def _admit(self, prompt: Prompt, sampling: Sampling, waiting: np.ndarray, owner: np.ndarray):
+    def _no_routing(self, rows: int, prompt_tokens: int) -> np.ndarray | None:
+        shape = self.engine.routing_shape
+        if shape is None:
+            return None
+        return np.full((rows, prompt_tokens + self.max_response_tokens, *shape), -1, np.int16)
+
+    def _admit(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        waiting: np.ndarray,
+        owner: np.ndarray,
+        routing: np.ndarray | None,
+    ) -> np.ndarray:
         free = np.flatnonzero(owner < 0)
         while waiting.size and free.size:
             count = min(self.insert_batch, waiting.size, free.size)
@@ -89,6 +110,10 @@ class LocalRollout:
             prefix = self.engine.prefill(
                 self._params, prompt.tokens[shown], prompt.num_tokens[shown]
             )
+            if routing is not None:
+                read = np.arange(prompt.tokens.shape[1]) < prompt.num_tokens[taken, None] - 1
+                found = np.asarray(prefix.routing)[row]
+                routing[taken, : read.shape[1]] = np.where(read[..., None, None], found, -1)
             self._state = self.engine.insert(
                 prefix,
                 self._state,

@@ -91,14 +91,16 @@ def first_bad_layer(
     def outputs(params: PyTree):
         model = network.bind(params)
         decoder = getattr(model, "backbone", model)
-        hidden, layers = decoder(packed.tokens, packed.positions, packed.segment_ids, keep="layers")
+        hidden, kept = decoder(
+            packed.tokens, packed.positions, packed.segment_ids, keep=("layers",)
+        )
         real = packed.segment_ids > 0
         embedded = decoder.embed[...][packed.tokens]
 
         def fine(x: jax.Array) -> jax.Array:
             return jnp.all(jnp.isfinite(jnp.where(real[..., None], x, 0.0)), axis=(-3, -2, -1))
 
-        return fine(embedded), fine(layers), fine(hidden)
+        return fine(embedded), fine(kept.layers), fine(hidden)
 
     embedded, layers, hidden = jax.device_get(outputs(params))
     if not embedded:

@@ -18,11 +18,13 @@ def read_logp(
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """log pi(token | tokens before it) and the entropy there, aligned to the token, in nats.
 
-    The one door to the policy's log-probs: pi_old and pi pass through it alike.
-    Source: S3AC (2610.35518), value convention, applied to the policy as well.
+    The one door to the policy's log-probs: pi_old and pi pass through it alike, with the experts
+    that the sampler recorded.
+    Source: S3AC (2610.35518), value convention, applied to the policy as well; Rollout routing
+    replay (2510.11370).
     """
     model = actor.bind(params)
-    hidden, _ = model(packed.tokens, packed.positions, packed.segment_ids)
+    hidden, _ = model(packed.tokens, packed.positions, packed.segment_ids, routing=packed.routing)
     flat = before(hidden).reshape(-1, hidden.shape[-1])
     logp, entropy = token_logp(
         flat, model.head(), packed.tokens.reshape(-1), temperature=temperature

@@ -1,6 +1,7 @@
 """Names, norms, health, fingerprints, splitting."""
 
 import itertools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from s3ac_jax.core.trees import (
     first_nonfinite,
     global_norm,
     named_leaves,
+    nest,
     partition,
     squared_norm,
 )
@@ -36,6 +38,13 @@ def test_names():
     names = list(named_leaves(weights()))
     assert names == ["embed", "layers/attention/q", "layers/mlp/up", "steps"]
     assert list(named_leaves({"a": [1, Mean.of(1.0)]})) == ["a/0", "a/1/total", "a/1/weight"]
+
+
+def test_nest_undoes_names():
+    tree = weights()
+    again = nest(named_leaves(tree))
+    assert jax.tree.structure(again) == jax.tree.structure(tree)
+    assert all(map(operator.is_, jax.tree.leaves(again), jax.tree.leaves(tree)))
 
 
 def test_norms():
