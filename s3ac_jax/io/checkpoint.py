@@ -7,7 +7,6 @@ orbax returns flipped bytes of array data without a word.
 """
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -26,10 +25,10 @@ import orbax.checkpoint as ocp
 from s3ac_jax.core.errors import RunError
 from s3ac_jax.core.trees import path_name
 from s3ac_jax.core.types import PyTree
+from s3ac_jax.io.damage import damaged_file, first_line, is_disk_full, write_file_table
 
 _COMMITTED = "commit_success.txt"  # orbax writes it last, before the rename that commits a step
 _TEMPORARY = ".orbax-checkpoint-tmp"
-_FILES = "files.json"
 _OTHER_CONFIG = "use another --workdir or the config it was made with"
 
 
@@ -101,7 +100,7 @@ class Checkpoints:
                 )
                 self._open().wait_until_finished()
             if jax.process_index() == 0:
-                _write_file_table(target)
+                write_file_table(target)
         except Exception as error:
             self._forget_manager()
             raise CheckpointError(self._why_not_saved(target, error)) from error
@@ -116,45 +115,75 @@ class Checkpoints:
         surplus, or of another shape or dtype; nothing older is chosen silently.
         Source: ours: names, shapes, dtypes and checksums are compared before anything is used.
         """
+        table, note = self._checked_record(step)
+        wanted = _named(like)
+        _compare(table, wanted, self._folder / str(step))
+        arrays = self._arrays(step, table, wanted)
+        # Taken out one by one: the host need not hold both copies of all.
+        leaves = [_as_wanted(arrays.pop(name), leaf) for name, leaf in wanted.items()]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves), note
+
+    def restore_part(
+        self, step: int, *prefixes: str
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """The arrays of step `step` whose names begin with one of `prefixes`, and the note.
+
+        The arrays are numpy's, by name: nobody has to know beforehand what there is.
+
+        Raises CheckpointError if the step is absent or damaged, or has no such array.
+        Source: ours: weights can be read without the optimiser that they were saved with.
+        """
+        table, note = self._checked_record(step)
+        wanted = {
+            name: jax.ShapeDtypeStruct(tuple(one["shape"]), jnp.dtype(one["dtype"]))
+            for name, one in table.items()
+            if name.startswith(prefixes)
+        }
+        if not wanted:
+            raise CheckpointError(f"{self._folder / str(step)} has no {' or '.join(prefixes)}")
+        return self._arrays(step, table, wanted), note
+
+    def _checked_record(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The table of arrays and the note of a step that is whole."""
         target = self._folder / str(step)
         if step not in self.steps():
             has = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(f"{self._folder} has no checkpoint of step {step} (it has {has})")
-        if damage := _damaged_file(target):
+        if damage := damaged_file(target):
             raise self._damaged(step, damage)
-        manager = self._open()
         try:
             with _quiet():
                 args = ocp.args.Composite(note=ocp.args.JsonRestore())
-                record = manager.restore(step, args=args)["note"]
+                record = self._open().restore(step, args=args)["note"]
             table, note = record["arrays"], record["note"]
             intact = record["crc32"] == _json_crc([table, note])
         except Exception as error:
-            raise self._damaged(step, f"its note: {_first_line(error)}") from error
+            raise self._damaged(step, f"its note: {first_line(error)}") from error
         if not intact:
             raise self._damaged(step, "its note has changed since it was written")
-        wanted = _named(like)
-        _compare(table, wanted, target)
+        return table, note
+
+    def _arrays(self, step: int, table: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+        """The wanted arrays as orbax returns them, compared with their checksums."""
         stored = {name: leaf for name, leaf in wanted.items() if leaf.size}
         try:
             with _quiet():
                 args = ocp.args.PyTreeRestore(
                     item=dict.fromkeys(stored, 0),
                     restore_args={name: _restore_args(leaf) for name, leaf in stored.items()},
+                    partial_restore=len(wanted) < len(table),
                 )
-                arrays = manager.restore(step, args=ocp.args.Composite(state=args))["state"]
+                arrays = self._open().restore(step, args=ocp.args.Composite(state=args))["state"]
         except Exception as error:
-            raise self._damaged(step, _first_line(error)) from error
+            raise self._damaged(step, first_line(error)) from error
         for name, leaf in wanted.items():
             array = arrays.get(name)
             if array is None:
-                array = np.zeros(leaf.shape, leaf.dtype)
+                array = arrays[name] = np.zeros(leaf.shape, leaf.dtype)
             crc = _crc(array)
             if crc is not None and table[name]["crc32"] not in (None, crc):
                 raise self._damaged(step, f"{name} has changed since it was written")
-            arrays[name] = _as_wanted(array, leaf)
-        treedef = jax.tree.structure(like)
-        return jax.tree.unflatten(treedef, [arrays[name] for name in wanted]), note
+        return arrays
 
     def close(self) -> None:
         """Ends orbax's threads; a later call starts them again.
@@ -197,12 +226,12 @@ class Checkpoints:
     def _why_not_saved(self, target: pathlib.Path, error: BaseException) -> str:
         newest = self.latest()
         resume = "nothing was saved before" if newest is None else f"step {newest} is intact"
-        if _is_disk_full(error):
+        if is_disk_full(error):
             return (
                 f"can't save {target}: the disk is full; free some space and run the same "
                 f"command again ({resume})"
             )
-        return f"can't save {target}: {_first_line(error)} ({resume})"
+        return f"can't save {target}: {first_line(error)} ({resume})"
 
     def _damaged(self, step: int, what: str) -> CheckpointError:
         older = [s for s in self.steps() if s < step]
@@ -326,69 +355,3 @@ def _as_wanted(array: Any, leaf: Any) -> Any:
     sharding = _sharding(leaf)
     # A copy: jnp.asarray may alias numpy's memory, which a donated buffer must not.
     return jnp.array(array) if sharding is None else jax.device_put(array, sharding)
-
-
-def _file_crc(path: pathlib.Path) -> int:
-    crc = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            crc = zlib.crc32(block, crc)
-    return crc
-
-
-def _write_file_table(target: pathlib.Path) -> None:
-    """Lists every file with size and CRC-32, so that damage is found before orbax reads it.
-
-    Orbax prints a traceback per array when a read fails half-way. A process killed between the
-    commit and this line leaves no table; the checksums of the arrays still stand then.
-    """
-    table = {}
-    for path in sorted(target.rglob("*")):
-        # Orbax syncs the arrays but neither its JSON files nor the folders.
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
-        if path.is_file():
-            table[str(path.relative_to(target))] = [path.stat().st_size, _file_crc(path)]
-    temporary = target / (_FILES + ".tmp")
-    with temporary.open("w") as file:
-        json.dump(table, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(target / _FILES)
-
-
-def _damaged_file(target: pathlib.Path) -> str | None:
-    listing = target / _FILES
-    if not listing.exists():
-        return None
-    try:
-        table = json.loads(listing.read_bytes())
-        for name, (size, crc) in table.items():
-            path = target / name
-            if not path.is_file():
-                return f"{name} is missing"
-            if path.stat().st_size != size:
-                return f"{name} has {path.stat().st_size} bytes, not {size}"
-            if _file_crc(path) != crc:
-                return f"{name} has changed since it was written"
-    except (ValueError, TypeError, AttributeError):
-        return f"{_FILES} can't be read"
-    return None
-
-
-def _is_disk_full(error: BaseException) -> bool:
-    full = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in full:
-            return True
-        if any(os.strerror(code) in str(seen) for code in full):  # tensorstore raises ValueError
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return False
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__)[:200]

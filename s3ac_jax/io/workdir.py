@@ -7,6 +7,7 @@ import os
 import pathlib
 import platform
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -49,12 +50,17 @@ class Workdir:
                 f"{self.path} is in use by another run; wait for it or use another --workdir"
             ) from error
 
-    def claim(self, config: dict[str, Any], free: set[str]) -> None:
+    def claim(
+        self,
+        config: dict[str, Any],
+        free: set[str],
+        complete: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    ) -> None:
         """Writes config.json and versions.json, or compares `config` with the one on disk.
 
         config: nested, JSON. free: dotted names that may differ from the run that made the
-        folder (a new tick count, say); a name covers what lies below it. The file keeps the
-        first run's config.
+        folder (a new tick count, say); a name covers what lies below it. complete: gives what an
+        earlier version wrote the fields that came since. The file keeps the first run's config.
 
         Raises WorkdirError naming the first difference, or if config.json can't be read.
         Source: ours: a resumed run must be the same run.
@@ -70,7 +76,7 @@ class Workdir:
             self._write("versions.json", versions())
             self._write("config.json", config)
             return
-        old = _flatten(self._read("config.json"), "")
+        old = _flatten(json.loads(json.dumps(complete(self._read("config.json")))), "")
         new = _flatten(json.loads(json.dumps(config)), "")
         differing = [
             name
