@@ -9,7 +9,8 @@ with the problem's length, and for constant ones.
 
 import numpy as np
 
-from s3ac_jax.config.run import SftConfig, TaskConfig
+from s3ac_jax.config.run import SftConfig
+from s3ac_jax.config.tasks import Ladder
 from s3ac_jax.data.arithmetic import quit_rates
 
 GUESS = 0.1
@@ -45,7 +46,7 @@ def explained_variance(rates: np.ndarray) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    sft, lengths = SftConfig(), np.arange(1, TaskConfig().max_steps + 1)
+    sft, lengths = SftConfig(), np.arange(1, Ladder().max_steps + 1)
     cases = {
         f"min({sft.quit_most}, {sft.quit_slope} (n - 1))": quit_rates(
             lengths, slope=sft.quit_slope, most=sft.quit_most

@@ -22,7 +22,7 @@ from ml_collections import config_dict
 
 from s3ac_jax.algos.recipe import RECIPES
 from s3ac_jax.config.boundary import ConfigError, recipe_dict
-from s3ac_jax.config.run import SftConfig, ValuePretrainingConfig
+from s3ac_jax.config.run import SftConfig, StartConfig, ValuePretrainingConfig
 from s3ac_jax.data.arithmetic import TOKENIZER
 from s3ac_jax.models.spec import DecoderSpec
 from s3ac_jax.parallel.mesh import MeshSpec
@@ -59,7 +59,13 @@ def get_config(arg: str = "s3ac_single") -> config_dict.ConfigDict:
         {
             "name": "tiny",
             "seed": 0,
-            "task": {"max_steps": 8, "num_train": 4096, "num_held_out": 512, "seed": 0},
+            "task": {
+                "kind": "Ladder",
+                "max_steps": 8,
+                "num_train": 4096,
+                "num_held_out": 512,
+                "seed": 0,
+            },
             "model": dataclasses.asdict(model),
             "recipe": columns,
             "rollout": {
@@ -69,6 +75,7 @@ def get_config(arg: str = "s3ac_single") -> config_dict.ConfigDict:
                 "insert_batch": 32,
                 "temperature": 1.0,
             },
+            "start": dataclasses.asdict(StartConfig()),
             "sft": dataclasses.asdict(SftConfig()),
             # A history that starts from a success rate needs one.
             "reference": {"samples": 8 if recipe.select.tracks_drift else 0},

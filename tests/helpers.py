@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from s3ac_jax.algos import recipe as recipes
-from s3ac_jax.config import run
+from s3ac_jax.config import run, tasks
 from s3ac_jax.core.types import Prompt, Rollout, Scored
 from s3ac_jax.data import arithmetic
 from s3ac_jax.models.spec import DecoderSpec
@@ -34,10 +34,25 @@ def random_params(network, seed, *, std=0.4):
     )
 
 
-def decoder_oracle(params, spec, tokens):
+def experts_oracle(w, moe, y, chosen):
+    """Output of one token's experts and who they were, likeliest first; chosen: others' choice."""
+    logits = y @ w["router"]
+    p = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    if chosen is None or min(chosen) < 0:
+        chosen = np.argsort(-p, kind="stable")[: moe.per_token]
+    gates = p[chosen] / (p[chosen].sum() if moe.renormalise else 1.0)
+    out = np.zeros_like(y)
+    for share, expert in zip(gates, chosen, strict=True):
+        gate, up = y @ w["gate"][expert], y @ w["up"][expert]
+        out += share * ((gate / (1 + np.exp(-gate)) * up) @ w["down"][expert])
+    return out, np.asarray(chosen)
+
+
+def decoder_oracle(params, spec, tokens, routing=None):
     """One bare sequence [T] -> outputs of each layer [L, T, D] and final hidden states [T, D].
 
-    float64, one token and one head at a time.
+    float64, one token and one head at a time. routing: a list that takes the experts of each MoE
+    layer [T, k]; or [T, layers, k], the experts to use.
     """
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     half, group = spec.head_dim // 2, spec.num_heads // spec.num_kv_heads
@@ -53,11 +68,16 @@ def decoder_oracle(params, spec, tokens):
             out[i], out[i + half] = z.real, z.imag
         return out
 
+    def of_layer(block, layer):
+        place = spec.layers_with(block).index(layer)
+        return jax.tree.map(lambda leaf: leaf[place], p["layers"][block])
+
     x = [p["embed"][token] for token in tokens]
     outputs = []
-    for layer in range(spec.num_layers):
-        w = jax.tree.map(lambda leaf, layer=layer: leaf[layer], p["layers"])
-        attn, keys, values, after = w["attn"], [], [], []
+    for layer, (_, forward) in enumerate(spec.kinds):
+        w = {name: p["layers"][name][layer] for name in ("attn_norm", "mlp_norm")}
+        w |= {block: of_layer(block, layer) for block in ("attn", forward)}
+        attn, keys, values, after, experts = w["attn"], [], [], [], []
         for t, x_t in enumerate(x):
             y = norm(x_t, w["attn_norm"])
             q, k, v = (np.einsum("d,dhe->he", y, attn[name]) for name in "qkv")
@@ -73,9 +93,18 @@ def decoder_oracle(params, spec, tokens):
                 mixed = sum(a * v[h // group] for a, v in zip(weights, values, strict=True))
                 x_t += mixed / sum(weights) @ attn["o"][h]
             y = norm(x_t, w["mlp_norm"])
+            if forward == "moe":
+                given = isinstance(routing, np.ndarray)
+                chosen = routing[t, spec.layers_with("moe").index(layer)] if given else None
+                y, chosen = experts_oracle(w["moe"], spec.moe, y, chosen)
+                experts.append(chosen)
+                after.append(x_t + y)
+                continue
             gate, up = y @ w["mlp"]["gate"], y @ w["mlp"]["up"]
             after.append(x_t + (gate / (1 + np.exp(-gate)) * up) @ w["mlp"]["down"])
         x = after
+        if experts and isinstance(routing, list):
+            routing.append(np.stack(experts))
         outputs.append(np.stack(x))
     return np.stack(outputs), np.stack([norm(x_t, p["final_norm"]) for x_t in x])
 
@@ -86,10 +115,10 @@ def log_softmax_oracle(logits):
     return logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
 
 
-def logp_oracle(params, spec, tokens, *, temperature=1.0):
+def logp_oracle(params, spec, tokens, *, temperature=1.0, routing=None):
     """log pi(tokens[t] | tokens[:t]) for t >= 1 [T - 1], from the float64 decoder."""
     head = params["embed"].T if spec.tie_embeddings else params["lm_head"]
-    _, hidden = decoder_oracle(params, spec, tokens)
+    _, hidden = decoder_oracle(params, spec, tokens, routing)
     logp = log_softmax_oracle(hidden[:-1] @ np.asarray(head, np.float64) / temperature)
     return logp[np.arange(len(tokens) - 1), tokens[1:]]
 
@@ -143,7 +172,7 @@ def run_config(*, mesh=None, model=None, recipe=None, **train) -> run.RunConfig:
     return run.RunConfig(
         name="test",
         seed=0,
-        task=run.TaskConfig(max_steps=2, num_train=32, num_held_out=8),
+        task=tasks.Ladder(max_steps=2, num_train=32, num_held_out=8),
         model=model or tiny_spec(num_layers=2),
         recipe=recipe or default,
         rollout=run.RolloutConfig(

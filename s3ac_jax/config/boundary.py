@@ -48,11 +48,25 @@ def from_config_dict(cd: ConfigDict) -> RunConfig:
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """Every number of the run as JSON: dicts, lists, text, numbers, None.
 
-    Columns of the recipe carry their "kind": two guards may share the names of their fields.
+    The task and the columns of the recipe carry their "kind": two guards may share the names of
+    their fields.
 
     Source: ours: what config.json keeps and a resumed run is compared with.
     """
-    return {**_plain(config), "recipe": recipe_dict(config.recipe)}
+    task = {"kind": type(config.task).__name__, **_plain(config.task)}
+    return {**_plain(config), "task": task, "recipe": recipe_dict(config.recipe)}
+
+
+def completed(kept: dict[str, Any]) -> dict[str, Any]:
+    """What `to_dict` gave in an earlier version, with the fields that came since as they default.
+
+    As it is where this version can't read it. Source: ours: a run of before can go on.
+    """
+    try:
+        recipe = _spelled_recipe(kept.get("recipe"), "recipe")
+        return to_dict(_section(RunConfig, {**kept, "recipe": recipe}, ""))
+    except (ConfigError, TypeError):  # a TypeError: a column of the recipe is missing
+        return kept
 
 
 def recipe_dict(recipe: Recipe) -> dict[str, Any]:
@@ -133,6 +147,21 @@ def _recipe(node: Any, where: str) -> Recipe:
     return _made(base, values, where)
 
 
+def _spelled_recipe(node: Any, where: str) -> Recipe:
+    """The recipe whose columns are there, its name forgotten; what lacks is as the class has it."""
+    if not isinstance(node, Mapping):
+        raise ConfigError(f"{where} must be a section with keys, {_got(node)}")
+    values = {}
+    for column, hint in typing.get_type_hints(Recipe).items():
+        if column not in node:
+            continue
+        given, kinds = node[column], _kinds(hint)
+        path = _join(where, column)
+        spelled = kinds and given is not None
+        values[column] = _of_kind(kinds, given, path) if spelled else _value(hint, given, path)
+    return _made(Recipe, values, where)
+
+
 def _column(part: Any, node: Any, where: str, kinds: dict[str, type]) -> Any:
     """A column of a recipe: that of the named recipe changed, or one of another class."""
     if not isinstance(node, ConfigDict | Mapping):
@@ -144,9 +173,17 @@ def _column(part: Any, node: Any, where: str, kinds: dict[str, type]) -> Any:
         return _section(type(part), rest, where, part)
     if name is None and len(kinds) == 1:
         name = next(iter(kinds))
+    return _of_kind(kinds, {"kind": name, **rest}, where)
+
+
+def _of_kind(kinds: dict[str, type], node: Any, where: str) -> Any:
+    """The section of the class that "kind" names, of the first one where there is no "kind"."""
+    if not isinstance(node, ConfigDict | Mapping):
+        raise ConfigError(f"{where} must be a section with keys, {_got(node)}")
+    name = _get(node, "kind", where) if "kind" in node else next(iter(kinds))
     if name not in kinds:
         raise ConfigError(f"{where}.kind must be {_one_of(kinds)}, {_got(name)}")
-    return _section(kinds[name], rest, where)
+    return _section(kinds[name], {k: _get(node, k, where) for k in node if k != "kind"}, where)
 
 
 def column_section(column: str, name: str, where: str) -> ConfigDict:
@@ -191,11 +228,14 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         if value is None and type(None) in typing.get_args(hint):
             return None
-        (inner,) = (one for one in typing.get_args(hint) if one is not type(None))
+        others = [one for one in typing.get_args(hint) if one is not type(None)]
+        if len(others) > 1:
+            return _of_kind(_kinds(hint), value, where)
+        (inner,) = others
     else:
         inner = hint
     if inner is Recipe:
-        return _recipe(value, where)
+        return value if isinstance(value, Recipe) else _recipe(value, where)
     if dataclasses.is_dataclass(inner):
         return _section(inner, value, where)
     args = typing.get_args(inner)

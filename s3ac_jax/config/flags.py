@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from absl import app, flags
@@ -62,11 +62,21 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     )
     flag_values["config"].parser = _ConfigFileParser()
     flags.DEFINE_string("workdir", None, "Folder of the run, made or resumed.", flag_values)
+    _define_traceback(flag_values)
+
+
+def _define_traceback(flag_values: flags.FlagValues) -> None:
     flags.DEFINE_bool("traceback", False, "Show the traceback of an error too.", flag_values)
 
 
-def parse_flags(argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS) -> list[str]:
+def parse_flags(
+    argv: Sequence[str],
+    flag_values: flags.FlagValues = flags.FLAGS,
+    required: Mapping[str, str] = _REQUIRED,
+) -> list[str]:
     """Parses the command line, program name first; returns the program name alone.
+
+    required: flags that must be given, and what each is.
 
     Raises CommandLineError, or ConfigError when the config file itself is at fault.
     Source: ours.
@@ -79,7 +89,7 @@ def parse_flags(argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS
         raise CommandLineError(_reworded(error, flag_values)) from error
     if rest:
         raise CommandLineError(f"unexpected argument {rest[0]!r}; flags are --name=value")
-    for name, what in _REQUIRED.items():
+    for name, what in required.items():
         if name in flag_values and not flag_values[name].value:
             raise CommandLineError(f"--{name} is required: {what}")
     if "verbosity" in flag_values and flag_values["verbosity"].using_default_value:
@@ -89,8 +99,11 @@ def parse_flags(argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS
     return list(argv[:1])
 
 
-def run_app(main: Callable[[list[str]], None]) -> NoReturn:
+def run_app(main: Callable[[list[str]], None], required: Sequence[str] | None = None) -> NoReturn:
     """Runs `main([program])` with the flags of sys.argv, then exits.
+
+    required: given by an app that has flags of its own in place of --config and --workdir; those
+    of them that can't be left out.
 
     Exit codes: 0 done, 1 bad input or a run that can't go on, 2 bad command line, 130 stopped by
     Ctrl-C or SIGTERM.
@@ -102,11 +115,19 @@ def run_app(main: Callable[[list[str]], None]) -> NoReturn:
     """
     try:
         try:
-            if "config" not in flags.FLAGS:
+            if required is not None:
+                _define_traceback(flags.FLAGS)
+            elif "config" not in flags.FLAGS:
                 define_flags()
         except flags.Error as error:  # ml_collections reads --flagfile when a flag is defined
             raise CommandLineError(_reworded(error, flags.FLAGS)) from error
-        app.run(main, flags_parser=parse_flags)
+        needed = {name: flags.FLAGS[name].help for name in required or ()}
+        app.run(
+            main,
+            flags_parser=lambda argv: parse_flags(
+                argv, required=_REQUIRED if required is None else needed
+            ),
+        )
     except KeyboardInterrupt:
         # Before the first tick or by a second Ctrl-C; what was saved earlier is whole.
         print("stopped at once; the same command goes on from what is saved", file=sys.stderr)
@@ -244,7 +265,11 @@ def _reworded(error: Exception, flag_values: flags.FlagValues) -> str:
 
 
 def _own(flag_values: flags.FlagValues) -> list[str]:
-    return [f"--{name}" for name in (*_REQUIRED, "traceback", "help") if name in flag_values]
+    if "config" in flag_values:
+        names = [*_REQUIRED, "traceback"]
+    else:
+        names = [flag.name for flag in flag_values.get_key_flags_for_module(sys.argv[0])]
+    return [f"--{name}" for name in (*names, "help") if name in flag_values]
 
 
 def _one_line(error: Exception) -> str:

@@ -6,55 +6,11 @@ from typing import Literal
 
 from s3ac_jax.algos.recipe import Recipe
 from s3ac_jax.algos.selection import Accepting
-from s3ac_jax.data.arithmetic import TOKENIZER
+from s3ac_jax.config.checks import at_least, positive
+from s3ac_jax.config.tasks import TaskConfig
 from s3ac_jax.data.packing import worst_case_rows
 from s3ac_jax.models.spec import DecoderSpec
 from s3ac_jax.parallel.mesh import MeshSpec
-
-
-def _at_least(section: str, config: object, **least: float) -> None:
-    for name, low in least.items():
-        if not low <= getattr(config, name) < 2**31:
-            raise ValueError(
-                f"{section}.{name} must be at least {low} and below 2**31, got "
-                f"{getattr(config, name)}"
-            )
-
-
-def _positive(section: str, config: object, *names: str) -> None:
-    for name in names:
-        if not 0 < getattr(config, name) < math.inf:
-            raise ValueError(
-                f"{section}.{name} must be positive and finite, got {getattr(config, name)}"
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskConfig:
-    """The arithmetic ladder. seed: of the problem sets, apart from the run's seed.
-
-    Source: ours.
-    """
-
-    max_steps: int = 8
-    num_train: int = 4096
-    num_held_out: int = 512
-    seed: int = 0
-
-    def __post_init__(self):
-        _at_least("task", self, max_steps=1, num_train=1, num_held_out=1, seed=0)
-        if self.max_steps > 12:
-            raise ValueError(f"task.max_steps must be at most 12, got {self.max_steps}")
-
-    @property
-    def max_prompt_tokens(self) -> int:
-        """Longest prompt of the ladder. Source: ours."""
-        return 2 * self.max_steps + 2
-
-    @property
-    def max_answer_tokens(self) -> int:
-        """Longest right response of the ladder, stop token included. Source: ours."""
-        return 4 * self.max_steps + 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +28,10 @@ class RolloutConfig:
     temperature: float = 1.0
 
     def __post_init__(self):
-        _at_least("rollout", self, slots=1, max_response_tokens=1, steps_per_dispatch=1,
-                  insert_batch=1)  # fmt: skip
+        at_least("rollout", self, slots=1, max_response_tokens=1, steps_per_dispatch=1,
+                 insert_batch=1)  # fmt: skip
         # A greedy sampler has no log-probs to learn from.
-        _positive("rollout", self, "temperature")
+        positive("rollout", self, "temperature")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +50,8 @@ class OptimizerConfig:
 
     def check(self, role: str) -> None:
         """Raises ValueError naming `role` and the field. Source: ours."""
-        _positive(role, self, "lr", "clip")
-        _at_least(role, self, weight_decay=0, b1=0, b2=0, warmup_steps=0)
+        positive(role, self, "lr", "clip")
+        at_least(role, self, weight_decay=0, b1=0, b2=0, warmup_steps=0)
         for name in ("b1", "b2"):
             # Adam divides by 1 - b.
             if not getattr(self, name) < 1:
@@ -134,8 +90,8 @@ class SftConfig:
     hasty_lr: float = 3e-3
 
     def __post_init__(self):
-        _at_least("sft", self, careful_steps=200, early_step=1, hasty_steps=1, batch_responses=1)
-        _positive("sft", self, "careful_lr", "hasty_lr")
+        at_least("sft", self, careful_steps=200, early_step=1, hasty_steps=1, batch_responses=1)
+        positive("sft", self, "careful_lr", "hasty_lr")
         if not self.early_step < self.careful_steps:
             raise ValueError(
                 f"sft.early_step ({self.early_step}) must come before sft.careful_steps "
@@ -178,9 +134,9 @@ class ValuePretrainingConfig:
         return {name: count for name, count in named.items() if count}
 
     def __post_init__(self):
-        _at_least("value_pretraining", self, early_prompts=0, middle_prompts=0, late_prompts=0,
-                  epochs=1, batch_responses=1, warmup_steps=0, diagnose_steps=0)  # fmt: skip
-        _positive("value_pretraining", self, "lr")
+        at_least("value_pretraining", self, early_prompts=0, middle_prompts=0, late_prompts=0,
+                 epochs=1, batch_responses=1, warmup_steps=0, diagnose_steps=0)  # fmt: skip
+        positive("value_pretraining", self, "lr")
         if sum(self.prompts("coverage").values()) < self.batch_responses:
             raise ValueError(
                 "value_pretraining: early_, middle_ and late_prompts together are fewer than "
@@ -203,8 +159,8 @@ class TrainConfig:
     minibatches: int = 1
 
     def __post_init__(self):
-        _at_least("train", self, num_ticks=1, batch_prompts=1, pack_tokens=1, micro_rows=1,
-                  minibatches=1)  # fmt: skip
+        at_least("train", self, num_ticks=1, batch_prompts=1, pack_tokens=1, micro_rows=1,
+                 minibatches=1)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +179,7 @@ class SchedulerConfig:
     value_noise: float = 0.0
 
     def __post_init__(self):
-        _at_least("scheduler", self, candidates=1, max_rounds=1, value_noise=0)
+        at_least("scheduler", self, candidates=1, max_rounds=1, value_noise=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +194,7 @@ class CadenceConfig:
     keep_checkpoints: int = 2
 
     def __post_init__(self):
-        _at_least("cadence", self, evaluate_every=1, save_every=1, keep_checkpoints=1)
+        at_least("cadence", self, evaluate_every=1, save_every=1, keep_checkpoints=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +209,18 @@ class ReferenceConfig:
     samples: int = 0
 
     def __post_init__(self):
-        _at_least("reference", self, samples=0)
+        at_least("reference", self, samples=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class StartConfig:
+    """Where the base policy comes from. hf: folder of a pretrained model in Hugging Face's format.
+
+    Its weights are the base policy, its tokenizer and chat template are the task's. Empty: the
+    warm start of `sft`. Source: ours.
+    """
+
+    hf: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,7 +236,6 @@ class RunConfig:
     model: DecoderSpec
     recipe: Recipe
     rollout: RolloutConfig
-    sft: SftConfig
     reference: ReferenceConfig
     value_pretraining: ValuePretrainingConfig
     actor: OptimizerConfig
@@ -278,6 +244,13 @@ class RunConfig:
     scheduler: SchedulerConfig
     cadence: CadenceConfig
     mesh: MeshSpec
+    sft: SftConfig = SftConfig()
+    start: StartConfig = StartConfig()
+
+    @property
+    def trains_policies(self) -> bool:
+        """Whether the base policy is made by a warm start of this run's own. Source: ours."""
+        return not self.start.hf and not self.sft.embedded
 
     @property
     def longest(self) -> int:
@@ -288,6 +261,11 @@ class RunConfig:
     def batch_responses(self) -> int:
         """Responses per tick. Source: ours."""
         return self.train.batch_prompts * self.recipe.responses_per_prompt
+
+    @property
+    def records_routing(self) -> bool:
+        """Whether the sampler says which experts it chose. Source: ours."""
+        return self.recipe.replay_routing and self.model.moe is not None
 
     @property
     def minibatches(self) -> int:
@@ -321,9 +299,10 @@ class RunConfig:
                 "scheduler.judge and scheduler.value_noise are for selection that reads values; "
                 f"{type(self.recipe.select).__name__} does not"
             )
-        if self.model.vocab_size < TOKENIZER.vocab_size:
+        self._check_start()
+        if self.model.vocab_size < self.task.min_vocab_size:
             raise ValueError(
-                f"model.vocab_size must be at least {TOKENIZER.vocab_size}, the tokens of the "
+                f"model.vocab_size must be at least {self.task.min_vocab_size}, the tokens of the "
                 f"task, got {self.model.vocab_size}"
             )
         if not 0 <= self.seed < 2**32:
@@ -331,12 +310,13 @@ class RunConfig:
         if self.rollout.max_response_tokens < self.task.max_answer_tokens:
             raise ValueError(
                 f"rollout.max_response_tokens ({self.rollout.max_response_tokens}) must hold the "
-                f"longest right answer ({self.task.max_answer_tokens} tokens, from task.max_steps)"
+                f"longest right answer ({self.task.max_answer_tokens} tokens, from "
+                f"{self.task.sized_by})"
             )
         if self.train.pack_tokens < self.longest:
             raise ValueError(
                 f"train.pack_tokens ({self.train.pack_tokens}) must hold the longest prompt "
-                f"({self.task.max_prompt_tokens} tokens, from task.max_steps) plus "
+                f"({self.task.max_prompt_tokens} tokens, from {self.task.sized_by}) plus "
                 f"rollout.max_response_tokens ({self.rollout.max_response_tokens})"
             )
         if self.batch_responses % self.minibatches:
@@ -364,4 +344,20 @@ class RunConfig:
                 f"scheduler.candidates ({self.scheduler.candidates}) x scheduler.max_rounds "
                 f"({self.scheduler.max_rounds}) can't fill train.batch_prompts "
                 f"({self.train.batch_prompts}); raise one of the two"
+            )
+
+    def _check_start(self) -> None:
+        if self.start.hf:
+            kept = self.value_pretraining
+            for name in ("early_prompts", "middle_prompts"):
+                if getattr(kept, name):
+                    raise ValueError(
+                        f"value_pretraining.{name} ({getattr(kept, name)}) must be 0 with "
+                        "start.hf: a pretrained model has no earlier policies; give their share "
+                        "to late_prompts"
+                    )
+        elif not self.task.has_warm_start:
+            raise ValueError(
+                f"task.kind {type(self.task).__name__} has no warm start; set start.hf to the "
+                "folder of a pretrained model"
             )

@@ -11,6 +11,7 @@ import dataclasses
 
 import numpy as np
 
+from s3ac_jax.data.splits import held_out_by_hash
 from s3ac_jax.data.tokenizer import CharTokenizer
 
 OPERATORS = "+-*"
@@ -66,15 +67,8 @@ class Problems:
         return code
 
     def held_out(self) -> np.ndarray:
-        """True for the tenth of all problems that no training set may hold, [P].
-
-        Source: ours: a hash of the problem itself (splitmix64), so that train and held-out sets
-        are disjoint whatever seeds made them.
-        """
-        x = self.codes() + np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return (x ^ (x >> np.uint64(31))) % np.uint64(1000) < np.uint64(1000 * HELD_OUT_SHARE)
+        """True for the tenth of all problems that no training set may hold, [P]. Source: ours."""
+        return held_out_by_hash(self.codes(), HELD_OUT_SHARE)
 
 
 def _draw(rng: np.random.Generator, num_steps: np.ndarray, max_steps: int) -> Problems:

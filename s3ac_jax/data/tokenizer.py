@@ -31,8 +31,8 @@ class CharTokenizer:
     Source: ours.
     """
 
-    pad_id = 0
-    stop_ids = (1,)
+    pad_id: int = 0
+    stop_ids: tuple[int, ...] = (1,)
 
     def __init__(self, alphabet: str):
         if len(set(alphabet)) != len(alphabet):

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 from typing import Any
 
 import matplotlib
@@ -17,6 +18,8 @@ from matplotlib.ticker import (
     NullFormatter,
     PercentFormatter,
 )
+
+from s3ac_jax.data.prompts import Levels
 
 # Okabe-Ito, told apart with any colour vision.
 _BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
@@ -46,7 +49,8 @@ def draw(metrics: Metrics, facts: dict[str, Any], path: str | os.PathLike[str]) 
 
     metrics: lines of metrics.jsonl. facts, each optional: `name` of the run, `base_accuracy` and
     `final_accuracy` on held-out problems (fractions); without them the first and last held-out
-    accuracy in the metrics stand in. A panel whose metrics are missing says so.
+    accuracy in the metrics stand in; `levels` (Levels): what the difficulty levels are called,
+    without it the metrics' own names. A panel whose metrics are missing says so.
 
     Raises OSError if `path` can't be written.
     Source: ours: the six curves that S3AC (2610.35518) and SAO (2607.07508) argue with.
@@ -63,7 +67,7 @@ def draw(metrics: Metrics, facts: dict[str, Any], path: str | os.PathLike[str]) 
         _length(figure.add_subplot(grid[0, 2]), metrics)
         _value(figure.add_subplot(grid[1, 0]), metrics)
         _gradients(figure, grid[1, 1], metrics)
-        _acceptance(figure.add_subplot(grid[1, 2]), metrics)
+        _acceptance(figure.add_subplot(grid[1, 2]), metrics, facts)
         temporary = pathlib.Path(path).with_suffix(".tmp")
         figure.savefig(temporary, format="png")
         temporary.replace(path)
@@ -80,10 +84,19 @@ def _measured(*series: np.ndarray) -> bool:
     return any(np.isfinite(values).any() for values in series)
 
 
-def _steps(metrics: Metrics, prefix: str) -> list[int]:
+def _levels(metrics: Metrics, prefix: str, called: Levels | None) -> dict[str, str]:
+    """Levels that have a metric `prefix` + name, easy ones first: names to labels."""
     names = {key for m in metrics if m.get("stage") == _ONLINE for key in m}
-    found = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
-    return sorted(int(n) for n in found if n.isdigit())
+    found = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+    if called is not None:
+        known = [(called.names[n], called.labels[n]) for n in sorted(called.names)]
+        return {name: label for name, label in known if name in found}
+
+    def by_number(name: str) -> list[int | str]:
+        # The odd places of the split are its numbers.
+        return [int(x) if n % 2 else x for n, x in enumerate(re.split(r"(\d+)", name))]
+
+    return {name: name.replace("_", " ") for name in sorted(found, key=by_number)}
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:
@@ -155,12 +168,15 @@ def _accuracy(axes: Axes, metrics: Metrics, facts: dict[str, Any]) -> None:
     base, _ = _base_and_final(metrics, facts)
     if base is not None:
         axes.axhline(base, color="black", linestyle="--", linewidth=1.2, label="base")
-    steps = _steps(metrics, "held_out/accuracy_steps_")
-    for colour, n in zip(_sequential(len(steps)), steps, strict=True):
-        xs, ys = _series(metrics, _ONLINE, f"held_out/accuracy_steps_{n}")
-        # The ends of the scale are enough to read it.
-        label = f"{n} steps" if n in (steps[0], steps[-1]) else None
-        axes.plot(xs, ys, color=colour, linewidth=1.2, label=label)
+    called = facts.get("levels")
+    levels = _levels(metrics, "held_out/accuracy_", called)
+    ends = [next(iter(levels)), list(levels)[-1]] if called and called.scale and levels else levels
+    for colour, (name, label) in zip(_sequential(len(levels)), levels.items(), strict=True):
+        xs, ys = _series(metrics, _ONLINE, f"held_out/accuracy_{name}")
+        if called and called.scale:
+            label = f"{label} {called.heading}"
+        # The ends of a scale are enough to read it.
+        axes.plot(xs, ys, color=colour, linewidth=1.2, label=label if name in ends else None)
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     _legend(axes, 4)
@@ -241,26 +257,27 @@ def _gradients(figure: Figure, place: SubplotSpec, metrics: Metrics) -> None:
         _legend(right, 2)
 
 
-def _acceptance(axes: Axes, metrics: Metrics) -> None:
-    prefix, title, unit = "accept/steps_", "Prompt selection by difficulty", "mean acceptance"
-    if not _steps(metrics, prefix):
-        prefix, title, unit = "success/steps_", "Training success by difficulty", "mean success"
-    steps = _steps(metrics, prefix)
-    _frame(axes, title, unit, empty=not steps)
-    axes.set_xlabel("steps of the problem")
-    if not steps:
+def _acceptance(axes: Axes, metrics: Metrics, facts: dict[str, Any]) -> None:
+    called = facts.get("levels")
+    prefix, title, unit = "accept/", "Prompt selection by difficulty", "mean acceptance"
+    if not _levels(metrics, prefix, called):
+        prefix, title, unit = "success/", "Training success by difficulty", "mean success"
+    levels = _levels(metrics, prefix, called)
+    _frame(axes, title, unit, empty=not levels)
+    axes.set_xlabel(f"{called.heading} of the problem" if called and called.scale else "")
+    if not levels:
         return
     ticks = [m["tick"] for m in metrics if m.get("stage") == _ONLINE]
     first, last = min(ticks), max(ticks)
     span = _PERIOD * (last - first)
-    places = np.arange(len(steps))
+    places = np.arange(len(levels))
     for shift, colour, label, low, high in (
         (-0.2, "#9ecae1", f"first {_PERIOD:.0%} of the run", first, first + span),
         (0.2, _BLUE, f"last {_PERIOD:.0%}", last - span, last),
     ):
-        heights = [_mean_between(metrics, f"{prefix}{n}", low, high) for n in steps]
+        heights = [_mean_between(metrics, f"{prefix}{name}", low, high) for name in levels]
         axes.bar(places + shift, heights, 0.38, color=colour, label=label)
-    axes.set_xticks(places, [str(n) for n in steps])
+    axes.set_xticks(places, list(levels.values()))
     axes.grid(False, axis="x")
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))

@@ -1,11 +1,13 @@
 """The verifier of the arithmetic ladder, on token ids: the answer decides, steps are counted."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
 from s3ac_jax.core.types import Rollout, Scored
 from s3ac_jax.data import arithmetic
+from s3ac_jax.rewards.verifier import Share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,4 +68,24 @@ class ArithmeticVerifier:
             required=problems.num_steps,
             written=end // 4,
             right=(in_place & required).sum(axis=1),
+        )
+
+    def shares(self, scored: Scored) -> dict[str, Share]:
+        """step_accuracy: of the steps required, those right. worked_answers: of the right answers,
+        those with every step worked out.
+
+        Source: ours.
+        """
+        counts = self.count_steps(scored.rollout)
+        worked = (counts.right == counts.required) & scored.success
+        return {
+            "step_accuracy": Share(counts.right, counts.required, by_level=True),
+            "worked_answers": Share(worked, scored.success),
+        }
+
+    def remark(self, outcome: Mapping[str, float]) -> str:
+        """How many of the right answers were worked out. Source: ours."""
+        return (
+            f"{100 * outcome['worked_answers']:.1f} % of right answers with every step worked out "
+            "(the rest guessed)"
         )

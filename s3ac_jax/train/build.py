@@ -17,18 +17,16 @@ from jaxtyping import PRNGKeyArray
 from s3ac_jax.algos.critic import CriticSpec
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core.types import Learner, PyTree
-from s3ac_jax.data import arithmetic
-from s3ac_jax.data.prompts import PromptSet, arithmetic_prompts
 from s3ac_jax.models import freeze
 from s3ac_jax.models.network import Network, actor_network, critic_network
 from s3ac_jax.parallel import mesh as parallel
-from s3ac_jax.rewards.arithmetic import ArithmeticVerifier
 from s3ac_jax.rollout.engine import Engine
 from s3ac_jax.rollout.local import LocalRollout
 from s3ac_jax.scheduler.select import Scheduler
 from s3ac_jax.train import score, steps
 from s3ac_jax.train.learner import learner_shardings, make_learner, make_optimizer
 from s3ac_jax.train.prepare import critic_batch, make_prepare
+from s3ac_jax.train.tasks import Split, Task, make_task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +38,6 @@ class Role:
     tx: optax.GradientTransformation
     clip: float
     frozen: Callable[[str], bool] | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """One half of the task: problems, their prompts, their verifier. Source: ours."""
-
-    prompts: PromptSet
-    verifier: ArithmeticVerifier
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +63,7 @@ class Parts:
 
     config: RunConfig
     mesh: Mesh
-    train: Split
-    held_out: Split
+    task: Task
     actor: Role
     critic: Role
     pretraining: Pretraining | None
@@ -89,6 +78,16 @@ class Parts:
     prepare: Callable[..., Any]
     actor_step: Callable[..., Any]
     critic_step: Callable[..., Any]
+
+    @property
+    def train(self) -> Split:
+        """Prompts to learn from. Source: ours."""
+        return self.task.train
+
+    @property
+    def held_out(self) -> Split:
+        """Prompts to evaluate on. Source: ours."""
+        return self.task.held_out
 
     def place(self, tree: PyTree) -> PyTree:
         """Host arrays onto the mesh: [R, T] by rows, all else everywhere. Source: ours."""
@@ -105,21 +104,13 @@ class Parts:
         return jax.set_mesh(self.mesh)
 
 
-def _split(config: RunConfig, *, held_out: bool) -> Split:
-    task = config.task
-    problems = arithmetic.make_problems(
-        task.seed,
-        task.num_held_out if held_out else task.num_train,
-        max_steps=task.max_steps,
-        held_out=held_out,
-    )
-    return Split(arithmetic_prompts(problems), ArithmeticVerifier(problems))
-
-
 def make_actor(config: RunConfig) -> Role:
-    """The policy and its optimiser. Source: ours."""
+    """The policy and its optimiser; routers stay as they are.
+
+    Source: S3AC (2610.35518), method defaults: routers frozen.
+    """
     network, tx = actor_network(config.model), make_optimizer(config.actor)
-    return Role("actor", network, tx, config.actor.clip, None)
+    return Role("actor", network, tx, config.actor.clip, _frozen(config, freeze.router))
 
 
 def make_critic(config: RunConfig, **changes: Any) -> Role:
@@ -133,8 +124,15 @@ def make_critic(config: RunConfig, **changes: Any) -> Role:
         critic_network(config.model, head_std=critic.head_std),
         make_optimizer(critic),
         critic.clip,
-        freeze.frozen_in_critic if spec and spec.freeze_attention else freeze.router,
+        _frozen(
+            config, freeze.frozen_in_critic if spec and spec.freeze_attention else freeze.router
+        ),
     )
+
+
+def _frozen(config: RunConfig, frozen: Callable[[str], bool]) -> Callable[[str], bool]:
+    """What a role keeps as it is; with adapters, all else but the value head too."""
+    return freeze.all_but_adapters(frozen) if config.model.lora else frozen
 
 
 def make_pretraining(config: RunConfig, **changes: Any) -> Pretraining:
@@ -163,14 +161,15 @@ def _targets(spec: CriticSpec) -> Callable[..., Any]:
     return jax.jit(functools.partial(critic_batch, spec, values_old=None))
 
 
-def make_engine(config: RunConfig, network: Network) -> Engine:
-    """The rollout engine for this task. Source: ours."""
+def make_engine(config: RunConfig, network: Network, stop_ids: tuple[int, ...]) -> Engine:
+    """The rollout engine for this task. stop_ids: what ends a response. Source: ours."""
     return Engine(
         network=network,
         slots=config.rollout.slots,
         cache_tokens=config.longest,
         steps_per_dispatch=config.rollout.steps_per_dispatch,
-        stop_ids=arithmetic.TOKENIZER.stop_ids,
+        stop_ids=stop_ids,
+        record_routing=config.records_routing,
     )
 
 
@@ -182,6 +181,8 @@ def build(config: RunConfig, like: Parts | None = None) -> Parts:
     Source: ours.
     """
     same = _same(config, like)
+    # "model" too: the task compares its tokenizer with it.
+    task = same("task", make_task, "task", "start", "model")
     actor = same("actor", make_actor, "model", "actor")
     critic = same("critic", make_critic, "model", "critic", "recipe.critic")
     pretraining = same(
@@ -197,20 +198,19 @@ def build(config: RunConfig, like: Parts | None = None) -> Parts:
     return Parts(
         config=config,
         mesh=same("mesh", lambda config: parallel.make_mesh(config.mesh), "mesh"),
-        train=same("train", lambda config: _split(config, held_out=False), "task"),
-        held_out=same("held_out", lambda config: _split(config, held_out=True), "task"),
+        task=task,
         actor=actor,
         critic=critic,
         pretraining=pretraining,
         rollout=same(
             "rollout",
             lambda config: LocalRollout(
-                make_engine(config, actor.network),
+                make_engine(config, actor.network, task.tokenizer.stop_ids),
                 insert_batch=config.rollout.insert_batch,
                 max_prompt_tokens=config.task.max_prompt_tokens,
                 max_response_tokens=config.rollout.max_response_tokens,
             ),
-            "model", "rollout", "task", "mesh",
+            "model", "rollout", "task", "start", "mesh", "records_routing",
         ),
         scheduler=Scheduler(
             recipe.select,

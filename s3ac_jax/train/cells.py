@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from s3ac_jax.config.boundary import FREE_KEYS, to_dict
+from s3ac_jax.config.boundary import FREE_KEYS, completed, to_dict
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.config.study import Arm
 from s3ac_jax.core.types import PyTree
@@ -47,7 +47,7 @@ def cell_done(study: Path, arm: Arm, seed: int) -> bool:
         return False
     folder = Workdir(path)
     try:
-        folder.claim(to_dict(arm.at(seed)), FREE_KEYS)
+        folder.claim(to_dict(arm.at(seed)), FREE_KEYS, completed)
         if not folder.stage_done("cell"):
             return False
         return folder.stage_facts("cell", "num_ticks")["num_ticks"] >= arm.run.train.num_ticks
@@ -66,11 +66,11 @@ def run_cell(
     seed = parts.config.seed
     folder = Workdir(cell_folder(study, arm, seed))
     try:
-        folder.claim(to_dict(parts.config), FREE_KEYS)
+        folder.claim(to_dict(parts.config), FREE_KEYS, completed)
         with parts.on_mesh():
             whole = Run(parts, folder, progress, stop)
             try:
-                if not parts.config.sft.embedded:
+                if parts.config.trains_policies:
                     _share(study, folder, "policies", whole, lambda run: run.policies())
                 policies = whole.policies()
                 if warm:
@@ -121,8 +121,8 @@ def warm_up(parts: Parts, policies: dict[str, PyTree]) -> None:
 def _stage_key(config: RunConfig, stage: str) -> dict[str, Any] | None:
     """All that a stage depends on; None where the config has no such stage."""
     whole = to_dict(config)
-    names = ["task", "model", "sft", "rollout"]
-    if not config.sft.embedded:
+    names = ["task", "model", "sft", "start", "rollout"]
+    if config.trains_policies:
         names += ["seed", "train"]
     if stage == "reference":
         if not config.reference.samples:

@@ -4,7 +4,9 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 # Beyond any tick, so that no stage shares a stream with one.
-EVALUATION, VALUE_ROLLOUTS, CRITIC_START, REPORT, REFERENCE, JUDGE = range(2**31, 2**31 + 6)
+EVALUATION, VALUE_ROLLOUTS, CRITIC_START, REPORT, REFERENCE, JUDGE, ADAPTERS = range(
+    2**31, 2**31 + 7
+)
 
 
 def stage_key(seed: int, stage: int) -> PRNGKeyArray:

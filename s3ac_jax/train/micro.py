@@ -27,7 +27,7 @@ def fold(
 ) -> _C:
     """carry = body(carry, micro-batch, its number) over ceil(rows / micro_rows) micro-batches.
 
-    Arrays [R, T] of `batch` are cut into [micro_rows, T]; scalars are handed on whole.
+    Arrays [R, T, ...] of `batch` are cut into [micro_rows, T, ...]; scalars are handed on whole.
     Raises ValueError when R is no multiple of micro_rows.
     Source: ours: a while loop with a traced bound; nobody differentiates through it.
     """
@@ -38,7 +38,8 @@ def fold(
         if x.shape[0] % micro_rows:
             raise ValueError(f"{x.shape[0]} rows are no multiple of micro_rows = {micro_rows}")
         # Each micro-batch is spread over all devices that share out rows.
-        return constrain(x.reshape(-1, micro_rows, *x.shape[1:]), None, "rows", None)
+        rest = (None,) * (x.ndim - 1)
+        return constrain(x.reshape(-1, micro_rows, *x.shape[1:]), None, "rows", *rest)
 
     cut_batch = jax.tree.map(cut, batch)
 

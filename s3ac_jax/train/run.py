@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from s3ac_jax.config.boundary import FREE_KEYS, ConfigError, to_dict
+from s3ac_jax.config.boundary import FREE_KEYS, ConfigError, completed, to_dict
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core.types import PyTree
 from s3ac_jax.io.checkpoint import Checkpoints
@@ -21,7 +21,8 @@ from s3ac_jax.io.workdir import Workdir, WorkdirError
 from s3ac_jax.report import log as metric_log
 from s3ac_jax.report import summary, table
 from s3ac_jax.report.live import Progress, make_progress
-from s3ac_jax.train import keys, sft, value_pretraining
+from s3ac_jax.rewards.verifier import Verifier
+from s3ac_jax.train import keys, sft, start, value_pretraining
 from s3ac_jax.train import policies as policy_files
 from s3ac_jax.train.build import Parts, build
 from s3ac_jax.train.interrupt import Interrupted, StopRequest
@@ -44,11 +45,14 @@ class Run:
     def policies(self) -> dict[str, PyTree]:
         """The early, middle and late policies: embedded, trained now, or trained before.
 
-        Source: ours.
+        Of a pretrained model there is only the late one. Source: ours.
         """
         folder, names = self.workdir.path / "policies", policy_files.POLICIES
         network = self.parts.actor.network
         self.progress.stage("policies", 0)
+        if self.parts.config.start.hf:
+            start.remember_origin(self.parts.config, self.workdir.path)
+            return start.base_policy(self.parts)
         if self.parts.config.sft.embedded:
             return policy_files.load_policies(policy_files.embedded_folder(), network, names)
         if not self.workdir.stage_done("policies"):
@@ -172,17 +176,19 @@ class Run:
         temporary.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
         temporary.replace(path)
         rows, totals = table_rows(self.parts, outcomes)
+        called = self.parts.held_out.prompts.called
         shown = {
             "name": self.parts.config.name,
             "base_accuracy": totals["base_accuracy"],
             "final_accuracy": totals["accuracy"],
+            "levels": called,
         }
         picture = self.workdir.path / "summary.png"
         summary.draw(metric_log.read(self.log.path), shown, picture)
-        for line in _outcome_lines(outcomes):
+        for line in _outcome_lines(outcomes, self.parts.held_out.verifier):
             self.progress.note(line)
         self.progress.note(f"figure: {picture}   numbers: {path}   metrics: {self.log.path}")
-        self.progress.finish(table.accuracy_table(rows, totals))
+        self.progress.finish(table.accuracy_table(rows, totals, called.heading))
         return facts
 
     def _update(self, stage: str):
@@ -223,37 +229,49 @@ def _pretraining_lines(facts: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _outcome_lines(outcomes: dict[str, dict[str, dict[str, float]]]) -> list[str]:
+def _outcome_lines(
+    outcomes: dict[str, dict[str, dict[str, float]]], verifier: Verifier
+) -> list[str]:
     lines = []
     for name, kinds in outcomes.items():
         sampled, greedy = kinds["sampled"], kinds["greedy"]
-        lines.append(
-            f"{name}: held-out {100 * sampled['held_out/accuracy']:.1f} % sampled, "
-            f"{100 * greedy['held_out/accuracy']:.1f} % greedy; "
-            f"{100 * sampled['held_out/worked_answers']:.1f} % of right answers with every step "
-            "worked out (the rest guessed)"
+        bare = {key.removeprefix("held_out/"): value for key, value in sampled.items()}
+        line = (
+            f"{name}: held-out {100 * bare['accuracy']:.1f} % sampled, "
+            f"{100 * greedy['held_out/accuracy']:.1f} % greedy"
         )
+        remark = verifier.remark(bare)
+        lines.append(f"{line}; {remark}" if remark else line)
     return lines
 
 
 def table_rows(
     parts: Parts, outcomes: dict[str, dict[str, dict[str, float]]]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Rows by number of steps and totals, for `report.table`. Source: ours."""
+    """Rows by difficulty level and totals, for `report.table`. Source: ours."""
     base, after = outcomes["base"]["sampled"], outcomes["trained"]["sampled"]
-    levels = parts.held_out.prompts.levels
+    prompts = parts.held_out.prompts
+    levels, called = prompts.levels, prompts.called
+    present = [int(level) for level in np.unique(levels)]
+    # What the task reports by level beside the accuracy.
+    some = f"_{called.names[present[0]]}"
+    shares = [
+        name.removeprefix("held_out/").removesuffix(some) for name in after if name.endswith(some)
+    ]
 
     def row(suffix: str, problems: int) -> dict[str, Any]:
-        return {
-            "problems": problems,
-            "base_accuracy": base[f"held_out/accuracy{suffix}"],
-            "accuracy": after[f"held_out/accuracy{suffix}"],
-            "base_step_accuracy": base[f"held_out/step_accuracy{suffix}"],
-            "step_accuracy": after[f"held_out/step_accuracy{suffix}"],
-        }
+        cells: dict[str, Any] = {"problems": problems}
+        for name in shares:
+            cells[f"base_{name}"] = base[f"held_out/{name}{suffix}"]
+            cells[name] = after[f"held_out/{name}{suffix}"]
+        return cells
 
     rows = [
-        {"steps": int(n), **row(f"_steps_{n}", int((levels == n).sum()))} for n in np.unique(levels)
+        {
+            "level": called.labels[level],
+            **row(f"_{called.names[level]}", int((levels == level).sum())),
+        }
+        for level in present
     ]
     return rows, row("", len(levels))
 
@@ -267,8 +285,10 @@ def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
     """
     try:
         parts = build(config)
-        if config.sft.embedded:
-            # Before the workdir is claimed: a rejected start must leave it to the next one.
+        # Before the workdir is claimed: a rejected start must leave it to the next one.
+        if config.start.hf:
+            start.check_model(config)
+        elif config.sft.embedded:
             policy_files.load_policies(
                 policy_files.embedded_folder(), parts.actor.network, policy_files.POLICIES
             )
@@ -278,7 +298,7 @@ def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
         raise ConfigError(f"the task does not fit into memory ({error})") from error
     folder = Workdir(workdir)
     try:
-        folder.claim(to_dict(config), FREE_KEYS)
+        folder.claim(to_dict(config), FREE_KEYS, completed)
         with make_progress(STAGES) as progress, StopRequest() as stop, parts.on_mesh():
             whole = Run(parts, folder, progress, stop)
             try:

@@ -16,29 +16,13 @@ from s3ac_jax.config.run import OptimizerConfig, RunConfig
 from s3ac_jax.core import masked
 from s3ac_jax.core.metrics import Mean, finalize
 from s3ac_jax.core.trees import combine
-from s3ac_jax.core.types import Learner, Packed, Prompt, PyTree, Rollout, Scored
-from s3ac_jax.data import arithmetic
+from s3ac_jax.core.types import Learner, Packed, PyTree
 from s3ac_jax.train import micro
 from s3ac_jax.train.build import Parts, Role, fresh_learner
 from s3ac_jax.train.gather import pack_batches
 from s3ac_jax.train.health import check_finite
 from s3ac_jax.train.learner import apply_gradients, make_optimizer, params_of
 from s3ac_jax.train.score import read_logp
-
-
-def demonstration_batch(
-    problems: arithmetic.Problems, rng: np.random.Generator, *, quit_rate: np.ndarray | float
-) -> Scored:
-    """Demonstrations in the shape of a rollout, so that the packing is shared. Source: ours."""
-    prompt_tokens, num_prompt = arithmetic.prompt_tokens(problems)
-    tokens, num_tokens = arithmetic.demonstrations(problems, rng, quit_rate=quit_rate)
-    rows = len(problems)
-    yes, index = np.ones(rows, bool), np.arange(rows, dtype=np.int32)
-    logp = np.zeros(tokens.shape, np.float32)
-    rollout = Rollout(
-        Prompt(index, prompt_tokens, num_prompt), tokens, num_tokens, logp, yes, index
-    )
-    return Scored(rollout, np.ones(rows, np.float32), yes, yes)
 
 
 def make_sft_step(role: Role, *, micro_rows: int) -> Callable[..., tuple[Learner, dict[str, Any]]]:
@@ -75,10 +59,13 @@ def train_policies(
 ) -> dict[str, PyTree]:
     """The early, middle and late (base) policies, by name. update: called after each step.
 
-    Only training problems are drawn; the held-out tenth never appears.
+    Only training problems are drawn; held-out ones never appear. Raises ValueError for a task
+    without demonstrations.
     Source: ours; S3AC (2610.35518) asks for policies of several strengths.
     """
-    config = parts.config
+    config, demonstrate = parts.config, parts.task.demonstrate
+    if demonstrate is None:
+        raise ValueError("this task has no demonstrations to learn from")
     sft, rng = config.sft, np.random.default_rng([config.seed, 1])
     policies: dict[str, PyTree] = {}
     start: PyTree = None
@@ -98,12 +85,8 @@ def train_policies(
         learner = fresh_learner(role, parts.mesh, jax.random.key(config.seed), start=start)
         step = make_sft_step(role, micro_rows=config.train.micro_rows)
         for number in range(1, num_steps + 1):
-            problems = arithmetic.draw_training_problems(
-                rng, sft.batch_responses, max_steps=config.task.max_steps
-            )
-            rates = arithmetic.quit_rates(problems.num_steps, slope=sft.quit_slope, most=quit_most)
-            scored = demonstration_batch(problems, rng, quit_rate=rates)
-            (packed,) = pack_batches(parts, scored, np.arange(len(problems)), 1)
+            scored = demonstrate(rng, sft.batch_responses, slope=sft.quit_slope, most=quit_most)
+            (packed,) = pack_batches(parts, scored, np.arange(sft.batch_responses), 1)
             learner, report = step(learner, packed)
             params = params_of(learner)
             check_finite(

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from s3ac_jax.core import metrics
-from s3ac_jax.core.types import PyTree, RunState, Scored
+from s3ac_jax.core.types import PyTree, Rollout, RunState, Scored
 from s3ac_jax.rollout.local import make_sampling
 from s3ac_jax.train import keys
 from s3ac_jax.train.build import Parts, Role, Split
@@ -89,6 +89,7 @@ def run_tick(
     rollout = batch.made.rollout
     made = int(rollout.num_tokens.sum() + rollout.prompt.num_tokens.sum())
     host = outcome_metrics(parts.train, batch.made) | selection_metrics(parts, batch)
+    host |= routing_metrics(rollout)
     host |= times.seconds | {"time/tick": seconds, "tokens_per_second": made / seconds}
     return after, report, host
 
@@ -141,22 +142,20 @@ def outcome_metrics(split: Split, scored: Scored) -> dict[str, float]:
     """How a batch of responses came out, overall and by difficulty level. Source: ours."""
     rollout = scored.rollout
     levels = split.prompts.levels[rollout.prompt.index]
-    steps = split.verifier.count_steps(rollout)
-    all_right = steps.right == steps.required
+    shares = split.verifier.shares(scored)
     result = {
         "reward": float(scored.reward.mean()),
         "success": float(scored.success.mean()),
         "response_tokens": float(rollout.num_tokens.mean()),
         "truncated": float(1 - rollout.stopped.mean()),
-        "step_accuracy": float(steps.right.sum() / steps.required.sum()),
-        "worked_answers": float((all_right & scored.success).sum() / max(scored.success.sum(), 1)),
+        **{name: share.of() for name, share in shares.items()},
     }
     for level in np.unique(levels):
-        of_level = levels == level
-        result[f"success/steps_{level}"] = float(scored.success[of_level].mean())
-        result[f"step_accuracy/steps_{level}"] = float(
-            steps.right[of_level].sum() / steps.required[of_level].sum()
-        )
+        of_level, called = levels == level, split.prompts.called.names[level]
+        result[f"success/{called}"] = float(scored.success[of_level].mean())
+        for name, share in shares.items():
+            if share.by_level:
+                result[f"{name}/{called}"] = share.of(of_level)
     return result
 
 
@@ -187,8 +186,24 @@ def selection_metrics(parts: Parts, batch: Gathered) -> dict[str, float]:
     accepted = np.concatenate([draw.acceptance for draw in batch.draws])
     levels = parts.train.prompts.levels[seen]
     for level in np.unique(levels):
-        result[f"accept/steps_{level}"] = float(accepted[levels == level].mean())
+        called = parts.train.prompts.called.names[level]
+        result[f"accept/{called}"] = float(accepted[levels == level].mean())
     return result
+
+
+def routing_metrics(rollout: Rollout) -> dict[str, float]:
+    """routing_unrecorded: share of the tokens read whose experts weren't recorded in every layer.
+
+    The trainer routes those anew. The last token of a response is not read. Nothing for a rollout
+    without routing.
+    Source: Rollout routing replay (2510.11370).
+    """
+    if rollout.routing is None:
+        return {}
+    read = rollout.prompt.num_tokens + rollout.num_tokens - 1
+    is_read = np.arange(rollout.routing.shape[1]) < read[:, None]
+    missing = (rollout.routing < 0).any(axis=(2, 3))
+    return {"routing_unrecorded": float(missing[is_read].mean())}
 
 
 def respond(

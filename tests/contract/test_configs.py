@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import runpy
+import types
 from pathlib import Path
 
 import jax
@@ -49,9 +50,10 @@ def cases():
 
 @pytest.fixture(params=cases(), ids=lambda case: f"{case[0].stem}-{case[1]}-{case[2]}")
 def parts(request, monkeypatch):
-    """The parts of one config on one mesh, without its problem sets (which take seconds)."""
+    """The parts of one config on one mesh, without its task: no problem sets, no model's folder."""
     file, preset, mesh = request.param
-    monkeypatch.setattr(building, "_split", lambda config, held_out: None)
+    task = types.SimpleNamespace(tokenizer=types.SimpleNamespace(stop_ids=(1, 2)))
+    monkeypatch.setattr(building, "make_task", lambda config: task)
     return building.build(load(file, preset, MESHES[mesh]))
 
 

@@ -1,21 +1,28 @@
 """Four devices give what one gives, and each holds only its share."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.monitoring
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from s3ac_jax.core.trees import named_leaves
-from s3ac_jax.parallel.mesh import MeshSpec
+from s3ac_jax.core.types import ActorBatch
+from s3ac_jax.data.packing import pack
+from s3ac_jax.models.moe import mix
+from s3ac_jax.models.network import actor_network
+from s3ac_jax.models.spec import MoeSpec
+from s3ac_jax.parallel.mesh import MeshSpec, make_mesh, over_experts, shardings, spec_of
 from s3ac_jax.rollout.local import make_sampling
 from s3ac_jax.train import steps
 from s3ac_jax.train.build import abstract_learner, build, fresh_learner
 from s3ac_jax.train.gather import pack_batches
-from s3ac_jax.train.learner import params_of
-from tests.helpers import random_params, run_config
+from s3ac_jax.train.learner import make_learner, params_of
+from tests.helpers import gradient_recorder, make_scored, random_params, run_config, tiny_spec
 
 MESHES = (MeshSpec(data=2, tensor=2), MeshSpec(data=2, fsdp=2))
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -178,3 +185,108 @@ def test_four_devices_give_what_one_gives():
         same_weights_and_gradients(one_device, four_devices)
         weights_are_spread_and_moments_lie_beside_them(four_devices)
         assert four_devices["recompiled"] == []
+
+
+EXPERT_MESHES = (MeshSpec(expert=2), MeshSpec(tensor=2, expert=2), MeshSpec(data=2, expert=2))
+WITH_EXPERTS = tiny_spec(
+    num_layers=2, moe=MoeSpec(num_experts=4, per_token=2, width=6, shared_width=8)
+)
+TX = gradient_recorder()
+
+
+@functools.cache
+def experts_batch():
+    """Twelve responses with experts to replay, some not recorded."""
+    rng = np.random.default_rng(0)
+    scored = make_scored(0, rng.integers(1, 6, size=12), rng.integers(1, 10, size=12))
+    experts = np.stack([rng.permutation(4)[:2] for _ in range(12 * 14 * 2)])
+    routing = experts.reshape(12, 14, 2, 2).astype(np.int16)
+    routing[::5] = -1
+    rollout = dataclasses.replace(scored.rollout, routing=routing)
+    packed = pack(
+        dataclasses.replace(scored, rollout=rollout), np.arange(12), pack_tokens=16, max_rows=12
+    )
+    normal = rng.normal(size=packed.mask.shape).astype(np.float32)
+    return ActorBatch(
+        packed=packed, logp_old=packed.logp_rollout, advantages=np.where(packed.mask, normal, 0.0),
+        weights=packed.mask.astype(np.float32), imitation=None,
+        denominator=np.float32(packed.mask.sum()),
+    )  # fmt: skip
+
+
+def experts_step(spec):
+    """(metrics, gradients) of an actor step on this mesh, and the weights before it."""
+    mesh, network = make_mesh(spec), actor_network(WITH_EXPERTS)
+    step = steps.make_actor_step(
+        network, run_config().recipe.surrogate, TX, clip=1e9, temperature=1.0, micro_rows=4
+    )
+
+    def place(x):
+        axes = ("rows", *(None,) * (x.ndim - 1)) if x.ndim > 1 else (None,) * x.ndim
+        return jax.device_put(x, jax.sharding.NamedSharding(mesh, spec_of(axes, x.shape, mesh)))
+
+    params = random_params(network, 1, std=0.4)
+    params = jax.device_put(params, shardings(network.axes, network.abstract, mesh))
+    with jax.set_mesh(mesh):
+        learner, report = step(
+            make_learner(jax.tree.map(jnp.copy, params), TX), jax.tree.map(place, experts_batch())
+        )
+        grads = jax.device_get(learner.opt_state)
+    return {name: metric.value() for name, metric in report.items()}, grads, params
+
+
+def test_experts_on_several_devices_give_what_one_gives():
+    want_report, want, _ = experts_step(MeshSpec())
+    assert want_report["grad_norm"] > 0.1
+    for mesh in EXPERT_MESHES:
+        report, grads, params = experts_step(mesh)
+        assert report == pytest.approx(want_report, rel=1e-5, abs=1e-6)
+        for name, leaf in named_leaves(grads).items():
+            wanted = named_leaves(want)[name]
+            atol = 1e-5 * np.abs(wanted).max()
+            np.testing.assert_allclose(leaf, wanted, rtol=1e-5, atol=atol, err_msg=f"{name} {mesh}")
+        # Each device holds its experts and, of those, its part of the width; and no router's part.
+        moe, layers, width = params["layers"]["moe"], 2, WITH_EXPERTS.hidden_size
+        held = (layers, 2, width, 6 // mesh.tensor)
+        assert {shard.data.shape for shard in moe["gate"].addressable_shards} == {held}
+        held = (layers, 2, 6 // mesh.tensor, width)
+        assert {shard.data.shape for shard in moe["down"].addressable_shards} == {held}
+        assert moe["router"].sharding.shard_shape(moe["router"].shape) == (layers, width, 4)
+
+
+@pytest.mark.parametrize("matmul", ["blocked", "ragged"])
+def test_experts_that_devices_cannot_share_out(matmul):
+    """Three experts or a width of five on two devices: each does all of it, once in the sum."""
+
+    def run(mesh, num_experts, width):
+        draw = np.random.default_rng(3)
+        shapes = {"gate": (num_experts, 4, width), "up": (num_experts, 4, width),
+                  "down": (num_experts, width, 4)}  # fmt: skip
+        weights = {
+            name: draw.normal(size=shape).astype(np.float32) for name, shape in shapes.items()
+        }
+        x, upstream = draw.normal(size=(2, 8, 4)).astype(np.float32)
+        gates = draw.random((8, 2)).astype(np.float32)
+        chosen = draw.integers(num_experts + 1, size=(8, 2))
+        axes = {"gate": ("experts", None, "mlp"), "up": ("experts", None, "mlp"),
+                "down": ("experts", "mlp", None)}  # fmt: skip
+
+        @jax.jit
+        def both(x, gates, weights):
+            def out(x, gates, weights):
+                return over_experts(
+                    lambda *arrays: mix(*arrays, matmul), x, chosen, gates, weights, axes,
+                    num_experts=num_experts,
+                )  # fmt: skip
+
+            y, pullback = jax.vjp(out, x, gates, weights)
+            return y, pullback(upstream)
+
+        with jax.set_mesh(make_mesh(mesh)):
+            return jax.device_get(both(x, gates, weights))
+
+    for num_experts, width in ((3, 6), (4, 5)):
+        want = run(MeshSpec(), num_experts, width)
+        got = run(MeshSpec(tensor=2, expert=2), num_experts, width)
+        for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)

@@ -88,7 +88,7 @@ def test_the_default_preset():
 def test_every_number_is_spelled_out(preset):
     cd = TINY.get_config(preset)
     resolved = flat(to_dict(from_config_dict(cd)))
-    spelled = flat(cd.to_dict())
+    spelled = flat(json.loads(json.dumps(cd.to_dict())))
     assert spelled.pop("recipe.name") == preset
     assert resolved == spelled
 

@@ -126,7 +126,7 @@ def test_a_field_of_the_class_that_was(parse):
         ("model.remat=maybe", "--config.model.remat=maybe: must be true or false"),
         ("seed", "Missing value for flag --config.seed"),
         ("=3", "--config.: config has no key ''; known: actor, cadence, critic, mesh, model, name, "
-         "recipe, reference, rollout, scheduler, seed, sft, task, train, value_pretraining"),
+         "recipe, reference, rollout, scheduler, seed, sft, start, task, train, value_pretraining"),
     ],
 )  # fmt: skip
 def test_bad_overrides(parse, override, message):
@@ -204,3 +204,16 @@ def test_a_config_file_that_needs_a_preset(parse, config_file):
     assert refused(parse, f"--config={path}", "--workdir=x", kind=ConfigError) == (
         f"{path} takes a preset, say --config={path}:PRESET"
     )
+
+
+def test_an_app_with_flags_of_its_own(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["app.py"])
+    values = flags.FlagValues()
+    flags.DEFINE_string("out", None, "The folder.", values)
+    values.register_key_flag_for_module("app.py", values["out"])
+    with pytest.raises(CommandLineError, match="--out is required: the folder to write"):
+        parse_flags(["app.py"], values, {"out": "the folder to write"})
+    assert parse_flags(["app.py", "--out=x"], values, {"out": "-"}) == ["app.py"]
+    assert values.out == "x"
+    with pytest.raises(CommandLineError, match=r"no flag --outt; did you mean --out\?"):
+        parse_flags(["app.py", "--outt=x"], values, {})

@@ -1,5 +1,7 @@
 """Packing: every response found once, masks from lengths, a bound that always holds."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -58,11 +60,38 @@ def test_every_response_is_laid_out_once(seed):
     assert used.any(axis=1).tolist() == [True] * int(packed.rows) + [False] * (
         max_rows - int(packed.rows)
     )
-    dtypes = {name: str(x.dtype) for name, x in vars(packed).items()}
+    assert packed.routing is None
+    dtypes = {name: str(x.dtype) for name, x in vars(packed).items() if name != "routing"}
     ints = ("tokens", "segment_ids", "positions", "response", "num_trainable", "rows")
     assert dtypes == dict.fromkeys(ints, "int32") | {
         "mask": "bool", "reward": "float32", "logp_rollout": "float32"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_token_takes_its_experts_along(seed):
+    rng = np.random.default_rng(seed)
+    count, prompt_room, response_room = 9, 6, 11
+    prompt = rng.integers(1, prompt_room + 1, size=count)
+    prompt[0] = prompt_room
+    response = rng.integers(1, response_room + 1, size=count)
+    response[0] = response_room
+    scored = make_scored(seed, prompt, response)
+    # Who and where: response, place in the sequence, layer and rank in one number.
+    shape = (count, prompt_room + response_room, 3, 2)
+    recorded = np.arange(np.prod(shape), dtype=np.int16).reshape(shape)
+    for n in range(count):
+        recorded[n, prompt[n] + response[n] - 1 :] = -1  # the last token is never read
+    rollout = dataclasses.replace(scored.rollout, routing=recorded)
+    rows = rng.permutation(count)[:7]
+    packed = pack(dataclasses.replace(scored, rollout=rollout), rows, pack_tokens=20, max_rows=8)
+    assert packed.routing.shape == (8, 20, 3, 2)
+    assert packed.routing.dtype == np.int16
+    for number, (row, columns) in find_all(packed).items():
+        want = recorded[number, : len(columns)]
+        np.testing.assert_array_equal(packed.routing[row, columns], want)
+        assert (want[:-1] >= 0).all()
+    np.testing.assert_array_equal(packed.routing[packed.segment_ids == 0], -1)
 
 
 def test_a_fractional_reward_survives():

@@ -6,6 +6,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from s3ac_jax.data.prompts import Levels
+from s3ac_jax.report import summary
 from s3ac_jax.report.summary import draw
 
 
@@ -86,3 +88,45 @@ def test_no_key_is_indispensable_and_nulls_are_gaps(tmp_path):
 def test_short_runs(tmp_path, metrics):
     draw(metrics, {"name": "short"}, tmp_path / "a.png")
     _pixels(tmp_path / "a.png")
+
+
+SUMS = Levels("sums", {0: "add_1", 3: "add_2"}, {0: "1-digit +", 3: "2-digit +"})
+STEPS = Levels(
+    "steps", {n: f"steps_{n}" for n in range(1, 13)}, {n: str(n) for n in range(1, 13)}, True
+)
+
+
+@pytest.mark.parametrize(
+    ("called", "legend", "bars", "label"),
+    [
+        (SUMS, ["all", "base", "1-digit +", "2-digit +"], ["1-digit +", "2-digit +"], ""),
+        (STEPS, ["all", "base", "2 steps", "11 steps"], ["2", "11"], "steps of the problem"),
+        (None, ["all", "base", "x 2", "x 11"], ["x 2", "x 11"], ""),
+    ],
+)
+def test_levels_are_called_as_the_task_calls_them(
+    tmp_path, monkeypatch, called, legend, bars, label
+):
+    """Their order is the task's, or that of the numbers in their names."""
+    names = list(called.names.values()) if called else ["x_11", "x_2"]
+    names = [name for name in names if not name.startswith("steps") or name[6:] in ("2", "11")]
+    metrics = [
+        {"stage": "online", "tick": tick, "held_out/accuracy": 0.5}
+        | {f"held_out/accuracy_{name}": 0.5 for name in names}
+        | {f"success/{name}": 0.5 for name in names}
+        for tick in range(3)
+    ]
+    figures, make = [], summary.Figure
+
+    def kept(*args, **kwargs):
+        figures.append(make(*args, **kwargs))
+        return figures[-1]
+
+    monkeypatch.setattr(summary, "Figure", kept)
+    draw(metrics, {} if called is None else {"levels": called}, tmp_path / "a.png")
+    panels = {axes.get_title(loc="left"): axes for axes in figures[0].axes}
+    accuracy = panels["Held-out accuracy"].get_legend().get_texts()
+    assert [text.get_text() for text in accuracy] == legend
+    success = panels["Training success by difficulty"]
+    assert [text.get_text() for text in success.get_xticklabels()] == bars
+    assert success.get_xlabel() == label

@@ -7,9 +7,9 @@ from rich.console import Console
 from s3ac_jax.report.table import accuracy_table, accuracy_text
 
 ROWS = [
-    {"steps": 2, "problems": 40, "base_accuracy": 0.5, "accuracy": 0.975,
+    {"level": 2, "problems": 40, "base_accuracy": 0.5, "accuracy": 0.975,
      "base_step_accuracy": 0.7, "step_accuracy": 0.99},
-    {"steps": 3, "problems": 60, "base_accuracy": 0.25, "accuracy": 0.2},
+    {"level": 3, "problems": 60, "base_accuracy": 0.25, "accuracy": 0.2},
 ]  # fmt: skip
 TOTALS = {"problems": 100, "base_accuracy": 0.35, "accuracy": 0.51, "base_step_accuracy": None}
 
@@ -26,7 +26,7 @@ def test_text():
 
 
 def test_no_rows_still_gives_totals():
-    assert accuracy_text([], {}).splitlines()[-1].split() == ["all", *"------"]
+    assert accuracy_text([], {}).splitlines()[-1].split() == ["all", *"----"]
 
 
 def test_rich_table_holds_the_same_cells():
@@ -35,3 +35,13 @@ def test_rich_table_holds_the_same_cells():
     printed = console.file.getvalue()
     for cell in ("Held-out problems", "+47.5", "97.5 %", "all", "+16.0"):
         assert cell in printed
+
+
+def test_columns_are_those_that_the_task_has():
+    rows = [{"level": "1-digit +", "problems": 5, "base_accuracy": 0.2, "accuracy": 0.4}]
+    totals = {"problems": 5, "base_accuracy": 0.2, "accuracy": 0.4}
+    text = accuracy_text(rows, totals, "sums").splitlines()
+    assert text[0].split() == ["sums", "problems", "base", "trained", "gain"]
+    assert text[2].split() == ["1-digit", "+", "5", "20.0", "%", "40.0", "%", "+20.0"]
+    header = accuracy_text(ROWS, TOTALS).splitlines()[0]
+    assert header.endswith("step accuracy, base  step accuracy, trained")

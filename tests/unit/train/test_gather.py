@@ -72,7 +72,9 @@ def gathered(built, right, valid=lambda index, place: True, *, tick=0, stats=Non
     parts = build(dataclasses.replace(built.config, recipe=recipe), like=built)
     sampler = Sampler()
     train = Split(parts.train.prompts, Verifier(right, valid))
-    parts = dataclasses.replace(parts, rollout=sampler, train=train)
+    parts = dataclasses.replace(
+        parts, rollout=sampler, task=dataclasses.replace(parts.task, train=train)
+    )
     stats = start_stats(parts) if stats is None else stats
     state = RunState(None, None, stats, start_cursor(), np.zeros(2), np.int32(tick))
     keys = tuple(jax.random.split(jax.random.key(0)))
@@ -214,7 +216,8 @@ def test_spo_looks_at_the_last_response_of_each_drawn_prompt(monkeypatch):
         return out
 
     train = Split(parts.train.prompts, Verifier(mixed, lambda index, place: True))
-    parts = dataclasses.replace(parts, rollout=Sampler(), train=train, drift=drift)
+    task = dataclasses.replace(parts.task, train=train)
+    parts = dataclasses.replace(parts, rollout=Sampler(), task=task, drift=drift)
     stats, cursor = start_stats(parts), start_cursor()
     a = 8 * (8 * rate + 0.5) / 9
     np.testing.assert_allclose(stats.successes, a, rtol=1e-5)

@@ -1,0 +1,71 @@
+"""The verifier of sums: the last number that a response writes is its answer."""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from s3ac_jax.core.types import Rollout, Scored
+from s3ac_jax.data.sums import Sums
+from s3ac_jax.rewards.verifier import Share
+
+# A sign belongs to the number unless it stands behind one: "7-12" ends with 12.
+_NUMBER = re.compile(r"(?<![\d.])[-−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
+
+
+class Decoder(Protocol):
+    """What the verifier asks of a tokenizer: text of many rows of ids. Source: ours."""
+
+    def decode_all(self, rows: Iterable[Sequence[int]], *, special: bool = False) -> list[str]:
+        """Text of each row; special tokens only if asked for. Source: ours."""
+        ...
+
+
+def last_integer(text: str) -> int | None:
+    """The last number in `text` if it is an integer, else None. Source: ours."""
+    found = _NUMBER.findall(text)
+    if not found or "." in found[-1]:
+        return None
+    # A response of a thousand digits is no answer, and int() refuses even longer ones.
+    written = found[-1].replace(",", "").replace("−", "-")
+    return int(written) if len(written) <= 18 else None
+
+
+@dataclasses.dataclass(frozen=True)
+class SumsVerifier:
+    """Grades responses to `problems`; `rollout.prompt.index` says which sum each answers.
+
+    Source: ours: reward in {-1, +1}; a truncated response is a wrong one, as S3AC (2610.35518)
+    has no bootstrap at the limit.
+    """
+
+    problems: Sums
+    tokenizer: Decoder
+
+    def grade(self, rollout: Rollout) -> Scored:
+        """+1 iff the response stopped by itself and its last number is the answer, else -1.
+
+        Source: ours.
+        """
+        answers = self.problems.answers()[rollout.prompt.index]
+        stopped = np.flatnonzero(rollout.stopped)
+        texts = self.tokenizer.decode_all(
+            rollout.tokens[row, : rollout.num_tokens[row] - 1] for row in stopped
+        )
+        success = np.zeros(len(answers), bool)
+        success[stopped] = [
+            last_integer(text) == answer
+            for text, answer in zip(texts, answers[stopped], strict=True)
+        ]
+        reward = np.where(success, 1.0, -1.0).astype(np.float32)
+        return Scored(rollout, reward, success, np.ones(len(answers), bool))
+
+    def shares(self, scored: Scored) -> dict[str, Share]:
+        """None: a sum is right or wrong. Source: ours."""
+        return {}
+
+    def remark(self, outcome: Mapping[str, float]) -> str:
+        """Nothing. Source: ours."""
+        return ""

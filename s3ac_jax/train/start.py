@@ -1,0 +1,67 @@
+"""A run that starts from a pretrained model: its folder looked at, its weights as base policy."""
+
+import dataclasses
+from pathlib import Path
+
+from s3ac_jax.config.boundary import ConfigError
+from s3ac_jax.config.run import RunConfig
+from s3ac_jax.core.types import PyTree
+from s3ac_jax.io.hf_weights import load_params, read_origin, read_spec
+from s3ac_jax.models.block import base_dtype
+from s3ac_jax.parallel import mesh as parallel
+from s3ac_jax.train import keys
+from s3ac_jax.train.build import Parts, fresh_learner
+from s3ac_jax.train.convert import ORIGIN
+from s3ac_jax.train.learner import params_of
+
+# How we compute is ours to say; what was trained stands in the folder's config.json.
+_OURS = ("dtype", "init_std", "lora", "onehot_embedding", "remat")
+_OURS_BELOW = ("chunk", "matmul")
+
+
+def check_model(config: RunConfig) -> None:
+    """Compares the config's model with the folder's config.json.
+
+    Raises ConfigError naming the first field that differs, HfError when the folder holds no model
+    that can be read. Source: ours.
+    """
+    found = read_spec(config.start.hf)
+    for field in dataclasses.fields(found):
+        theirs, ours = getattr(found, field.name), getattr(config.model, field.name)
+        if field.name not in _OURS and _trained(theirs) != _trained(ours):
+            raise ConfigError(
+                f"model.{field.name} is {ours}, but {config.start.hf}/config.json says {theirs}; "
+                "use that value, or another start.hf"
+            )
+
+
+def _trained(value: object) -> object:
+    """A field without what only says how to compute it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: x for name, x in vars(value).items() if name not in _OURS_BELOW}
+    return value
+
+
+def base_policy(parts: Parts) -> dict[str, PyTree]:
+    """The folder's weights as the late policy, on the mesh; there are no earlier ones.
+
+    With adapters the policy has fresh ones, which change nothing yet.
+    Raises HfError naming the file and the weight. Source: ours.
+    """
+    network, spec = parts.actor.network, parts.config.model
+    places = parallel.shardings(network.axes, network.abstract, parts.mesh)
+    params = load_params(parts.config.start.hf, network, shardings=places, dtype=base_dtype(spec))
+    if spec.lora is not None:
+        key = keys.stage_key(parts.config.seed, keys.ADAPTERS)
+        params = params_of(fresh_learner(parts.actor, parts.mesh, key, start=params))
+    return {"late": params}
+
+
+def remember_origin(config: RunConfig, workdir: Path) -> None:
+    """Keeps in the workdir how the folder was laid out, for exports when it is gone.
+
+    Raises HfError, OSError. Source: ours.
+    """
+    path = workdir / ORIGIN
+    if not path.exists():
+        path.write_text(read_origin(config.start.hf).to_json() + "\n")

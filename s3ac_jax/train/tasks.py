@@ -1,0 +1,110 @@
+"""From a run's config to its task: prompts, verifier, tokenizer. Here, and nowhere else."""
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+
+from s3ac_jax.config import tasks as configs
+from s3ac_jax.config.run import RunConfig
+from s3ac_jax.core.types import Prompt, Rollout, Scored
+from s3ac_jax.data import arithmetic, sums
+from s3ac_jax.data.chat import load_template
+from s3ac_jax.data.hf_tokenizer import HFTokenizer
+from s3ac_jax.data.prompts import PromptSet, arithmetic_prompts, sums_prompts
+from s3ac_jax.data.tokenizer import Tokenizer
+from s3ac_jax.rewards.arithmetic import ArithmeticVerifier
+from s3ac_jax.rewards.sums import SumsVerifier
+from s3ac_jax.rewards.verifier import Verifier
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """One half of the task: prompts and the verifier of their responses. Source: ours."""
+
+    prompts: PromptSet
+    verifier: Verifier
+
+
+class Demonstrate(Protocol):
+    """Right and hasty responses to training problems, in the shape of a rollout. Source: ours."""
+
+    def __call__(
+        self, rng: np.random.Generator, number: int, *, slope: float, most: float
+    ) -> Scored:
+        """`number` of them; slope, most: of the rate at which the writer gives up. Source: ours."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is asked. train and held_out share no problem.
+
+    demonstrate: what a warm start learns from, None for a task that has none.
+    Source: ours.
+    """
+
+    tokenizer: Tokenizer
+    train: Split
+    held_out: Split
+    demonstrate: Demonstrate | None = None
+
+
+def make_task(config: RunConfig) -> Task:
+    """The task of this run.
+
+    Raises ValueError when the prompt sets can't be had, or the model can't give every token of the
+    tokenizer; TokenizerError when the folder's tokenizer or chat template can't be used.
+    Source: ours.
+    """
+    match config.task:
+        case configs.Ladder():
+            return _ladder(config.task)
+        case configs.Sums():
+            return _sums(config.task, config)
+
+
+def _ladder(config: configs.Ladder) -> Task:
+    def split(number: int, held_out: bool) -> Split:
+        problems = arithmetic.make_problems(
+            config.seed, number, max_steps=config.max_steps, held_out=held_out
+        )
+        return Split(arithmetic_prompts(problems), ArithmeticVerifier(problems))
+
+    def demonstrate(rng: np.random.Generator, number: int, *, slope: float, most: float) -> Scored:
+        problems = arithmetic.draw_training_problems(rng, number, max_steps=config.max_steps)
+        rates = arithmetic.quit_rates(problems.num_steps, slope=slope, most=most)
+        prompt_tokens, num_prompt = arithmetic.prompt_tokens(problems)
+        tokens, num_tokens = arithmetic.demonstrations(problems, rng, quit_rate=rates)
+        yes, index = np.ones(number, bool), np.arange(number, dtype=np.int32)
+        prompt, logp = Prompt(index, prompt_tokens, num_prompt), np.zeros(tokens.shape, np.float32)
+        rollout = Rollout(prompt, tokens, num_tokens, logp, yes, index)
+        return Scored(rollout, np.ones(number, np.float32), yes, yes)
+
+    return Task(
+        arithmetic.TOKENIZER, split(config.num_train, False), split(config.num_held_out, True),
+        demonstrate,
+    )  # fmt: skip
+
+
+def _sums(config: configs.Sums, run: RunConfig) -> Task:
+    tokenizer = HFTokenizer(run.start.hf)
+    if tokenizer.vocab_size > run.model.vocab_size:
+        raise ValueError(
+            f"model.vocab_size must be at least {tokenizer.vocab_size}, the tokens of "
+            f"{run.start.hf}, got {run.model.vocab_size}"
+        )
+    template = load_template(run.start.hf, tokenizer)
+
+    def split(number: int, held_out: bool) -> Split:
+        problems = sums.make_sums(
+            config.seed, number, digits=config.digits, operators=config.operators,
+            num_wordings=len(config.wordings), held_out=held_out,
+        )  # fmt: skip
+        prompts = sums_prompts(
+            problems, tokenizer, template, wordings=config.wordings, system=config.system,
+            thinking=config.thinking, max_tokens=config.max_prompt_tokens,
+        )  # fmt: skip
+        return Split(prompts, SumsVerifier(problems, tokenizer))
+
+    return Task(tokenizer, split(config.num_train, False), split(config.num_held_out, True))
