@@ -203,7 +203,7 @@ def test_causal_conv_is_the_loop(tokens, width):
 def a_layer(seed, spec=SPEC):
     """(graph, weights of the second of two layers), no zero or one among them."""
     rng = np.random.default_rng(seed)
-    graph, stacked = nnx.split(LinearAttention(spec, rngs=nnx.Rngs(0)))
+    graph, stacked = nnx.split(nnx.eval_shape(lambda: LinearAttention(spec, rngs=nnx.Rngs(0))))
     draw = lambda leaf: jnp.asarray(0.4 * rng.normal(size=leaf.shape[1:]) + 0.1, jnp.float32)  # noqa: E731
     weights = jax.tree.map(draw, stacked)
     # Head by head from hardly any decay to 20 nats a token.
@@ -326,9 +326,14 @@ def test_bfloat16_activations_keep_a_float32_state():
 
 
 def test_a_fresh_layer_has_its_rates_in_float32_and_away_from_zero():
-    fresh = LinearAttention(SPEC, rngs=nnx.Rngs(0))
-    assert {getattr(fresh, name)[...].dtype for name in ("A_log", "dt_bias")} == {jnp.dtype("f4")}
-    rates = np.exp(np.asarray(fresh.A_log[...]))
+    @jax.jit
+    def fresh(key):
+        layer = LinearAttention(SPEC, rngs=nnx.Rngs(params=key))
+        return layer.A_log[...], layer.dt_bias[...]
+
+    logs, biases = fresh(jax.random.key(0))
+    assert logs.dtype == biases.dtype == jnp.float32
+    rates = np.exp(np.asarray(logs))
     assert rates.min() >= 1
     assert rates.max() <= 16
     assert len(np.unique(rates)) == rates.size
