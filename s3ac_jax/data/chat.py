@@ -113,6 +113,10 @@ class ChatTemplate:
             ]
         except jinja2.TemplateError as error:
             raise TokenizerError(f"{self.where}: {' '.join(str(error).split())}") from error
+        # What a template's own expressions raise, as Python would.
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            said = " ".join(str(error).split())
+            raise TokenizerError(f"{self.where}: {type(error).__name__}: {said}") from error
 
 
 def load_template(folder: str | pathlib.Path, tokenizer: HFTokenizer) -> ChatTemplate:
@@ -130,19 +134,21 @@ def load_template(folder: str | pathlib.Path, tokenizer: HFTokenizer) -> ChatTem
     }
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return ChatTemplate(file.read_text(encoding="utf-8"), tokens, str(file))
+        return ChatTemplate(_text(file), tokens, str(file))
     where, own = str(folder / "tokenizer_config.json"), said.get("chat_template")
     if isinstance(own, list):
-        named = {one["name"]: one["template"] for one in own}
+        named = _named(own, where)
         if "default" not in named:
             raise TokenizerError(
                 f"{where}: chat_template has {', '.join(named) or 'nothing'}, but no 'default'"
             )
         own = named["default"]
     if own:
+        if not isinstance(own, str):
+            raise TokenizerError(f"{where}: chat_template must be text, got {own!r}")
         return ChatTemplate(own, tokens, where)
-    model_type = read_json(folder, "config.json").get("model_type", "")
-    family = family_of(model_type, tokenizer)
+    model_type = read_json(folder, "config.json").get("model_type")
+    family = family_of(model_type if isinstance(model_type, str) else "", tokenizer)
     if family is None:
         raise TokenizerError(
             f"{folder} has no chat template and none is built in for model_type {model_type!r}; "
@@ -151,6 +157,25 @@ def load_template(folder: str | pathlib.Path, tokenizer: HFTokenizer) -> ChatTem
     if tokenizer.bos_id is not None:
         tokens.setdefault("bos_token", tokenizer.decode([tokenizer.bos_id], special=True))
     return ChatTemplate(BUILT_IN[family], tokens, f"built-in template {family}")
+
+
+def _text(file: pathlib.Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{file} can't be read ({error}); fetch the folder again") from error
+
+
+def _named(own: list[Any], where: str) -> dict[str, Any]:
+    """Templates by name."""
+    for one in own:
+        if not isinstance(one, dict) or not all(
+            isinstance(one.get(key), str) for key in ("name", "template")
+        ):
+            raise TokenizerError(
+                f"{where}: each chat_template of a list needs a name and a template, both text"
+            )
+    return {one["name"]: one["template"] for one in own}
 
 
 def _environment() -> tuple[Any, Any]:

@@ -113,8 +113,10 @@ class HFTokenizer:
             found.append(number)
         if not found:
             config = read_json(folder, "config.json")
-            below = config.get("text_config", {})
-            found = _ids(config.get("eos_token_id", below.get("eos_token_id")))
+            below = config.get("text_config")
+            found = _ids(config.get("eos_token_id"))
+            if not found and isinstance(below, dict):
+                found = _ids(below.get("eos_token_id"))
         turn = self._tokenizer.token_to_id(END_OF_TURN)
         if turn is not None:
             found.append(turn)

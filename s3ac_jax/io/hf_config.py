@@ -22,6 +22,12 @@ _HYBRID = ("qwen3_5_text", "qwen3_5_moe_text")
 _MOE = ("qwen3_moe", "qwen3_5_moe_text")
 # head_dim where the config has none; the others have hidden_size / num_attention_heads.
 _HEAD_DIM = {"qwen3": 128, "qwen3_5_text": 256, "qwen3_5_moe_text": 256}
+# num_key_value_heads likewise; the first two and llama have num_attention_heads where it is null.
+_KV_HEADS = {
+    "qwen2": 32, "qwen3": 32, "qwen3_moe": 4, "qwen3_5_text": 4, "qwen3_5_moe_text": 2
+}  # fmt: skip
+# num_experts and moe_intermediate_size likewise.
+_EXPERTS = {"qwen3_moe": (128, 768), "qwen3_5_moe_text": (256, 512)}
 _QUANTISED = ("quantization_config", "compression_config")
 _ANY_CONTEXT = 32768
 
@@ -71,7 +77,7 @@ def _refuse_unsupported(kind: str, config: Mapping[str, Any]) -> None:
     for key in _QUANTISED:
         if config.get(key):
             refuse(key, "give the folder of the unquantised weights")
-    if config.get("use_sliding_window"):
+    if config.get("use_sliding_window") and _has_window(kind, config):
         refuse("use_sliding_window true", "every layer here attends to the whole sequence")
     if (act := config.get("hidden_act", "silu")) not in ("silu", "swish"):
         refuse(f"hidden_act {act!r}", "the MLP is SwiGLU, so it must be silu")
@@ -80,6 +86,18 @@ def _refuse_unsupported(kind: str, config: Mapping[str, Any]) -> None:
         refuse("attention_bias true", "there is no place for a bias of o_proj")
     if config.get("mlp_bias"):
         refuse("mlp_bias true", "there is no place for biases in the MLP")
+
+
+def _has_window(kind: str, config: Mapping[str, Any]) -> bool:
+    """Whether a config that asks for a sliding window has a layer with one."""
+    if "sliding_window" in config and config["sliding_window"] is None:
+        return False
+    if kind not in ("qwen2", "qwen3"):
+        return True
+    if config.get("layer_types") is not None:
+        return False  # then only they count, and _full_attention looks at them
+    first = _value(config, "max_window_layers", 28)
+    return type(first) is not int or first < _count(config, "num_hidden_layers")
 
 
 def _decoder(kind: str, text: Mapping[str, Any], top: Mapping[str, Any]) -> DecoderSpec:
@@ -96,13 +114,17 @@ def _decoder(kind: str, text: Mapping[str, Any], top: Mapping[str, Any]) -> Deco
         hidden_size=hidden,
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=_count(text, "num_key_value_heads", heads),
+        num_kv_heads=_count(text, "num_key_value_heads", _kv_heads(kind, text, heads)),
         head_dim=_head_dim(kind, text, hidden, heads),
         intermediate_size=_count(text, "intermediate_size", unread),
         rope_theta=theta,
         rope_fraction=fraction,
         rms_norm_eps=_number(text, "rms_norm_eps", 1e-6),
-        tie_embeddings=_flag({**text, **top}, "tie_word_embeddings", False),
+        tie_embeddings=_flag(
+            {**text, **{key: value for key, value in top.items() if value is not None}},
+            "tie_word_embeddings",
+            False,
+        ),
         qkv_bias=kind == "qwen2",
         qk_norm=kind not in ("llama", "qwen2"),
         gated_attention=hybrid and _flag(text, "attn_output_gate", True),
@@ -111,6 +133,12 @@ def _decoder(kind: str, text: Mapping[str, Any], top: Mapping[str, Any]) -> Deco
         linear_attention=_linear_attention(text) if hybrid else None,
         full_attention=full if hybrid else (),
     )
+
+
+def _kv_heads(kind: str, text: Mapping[str, Any], heads: int) -> int:
+    """Where the config names none."""
+    null = "num_key_value_heads" in text and kind in ("qwen2", "qwen3")
+    return heads if null else _KV_HEADS.get(kind, heads)
 
 
 def _head_dim(kind: str, text: Mapping[str, Any], hidden: int, heads: int) -> int:
@@ -164,15 +192,27 @@ def _moe(kind: str, text: Mapping[str, Any], layers: int) -> MoeSpec | None:
     hybrid = kind in _HYBRID
     if hybrid and plain:
         raise HfError(f"mlp_only_layers and decoder_sparse_step are not known to a {kind} model")
+    if len(plain) == layers:
+        return None
     count = "num_experts" if text.get("num_experts") is not None else "num_local_experts"
+    experts, width = _EXPERTS[kind]
     return MoeSpec(
-        num_experts=_count(text, count),
-        per_token=_count(text, "num_experts_per_tok"),
-        width=_count(text, "moe_intermediate_size"),
+        num_experts=_count(text, count, experts),
+        per_token=_count(text, "num_experts_per_tok", 8),
+        width=_count(text, "moe_intermediate_size", width),
         renormalise=hybrid or _flag(text, "norm_topk_prob", False),
-        shared_width=_count(text, "shared_expert_intermediate_size") if hybrid else 0,
+        shared_width=_shared_width(text) if hybrid else 0,
         dense_layers=plain,
     )
+
+
+def _shared_width(text: Mapping[str, Any]) -> int:
+    if text.get("shared_expert_intermediate_size") == 0:
+        raise HfError(
+            "shared_expert_intermediate_size 0 is not supported: this model's layers have a "
+            "shared expert, and its gate, beside the others"
+        )
+    return _count(text, "shared_expert_intermediate_size", 512)
 
 
 def _linear_attention(text: Mapping[str, Any]) -> LinearAttentionSpec:

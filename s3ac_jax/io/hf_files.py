@@ -43,6 +43,16 @@ class Entry:
     num_bytes: int
 
 
+def no_float(name: str, entry: Entry) -> str | None:
+    """What is wrong with the tensor's dtype, None for a plain float. Source: ours."""
+    if entry.dtype in _DTYPES:
+        return None
+    return (
+        f"{name} has dtype {entry.dtype}, only {', '.join(_DTYPES)} can be read; give the folder "
+        "of the unquantised weights"
+    )
+
+
 class Folder:
     """A folder with config.json and model.safetensors, or shards and their index. Read only.
 
@@ -85,11 +95,8 @@ class Folder:
         Raises HfError for a dtype that isn't a plain float. Source: ours.
         """
         entry = self.entries[name]
-        if entry.dtype not in _DTYPES:
-            raise HfError(
-                f"{entry.file}: {name} has dtype {entry.dtype}, only {', '.join(_DTYPES)} can be "
-                "read; give the folder of the unquantised weights"
-            )
+        if wrong := no_float(name, entry):
+            raise HfError(f"{entry.file}: {wrong}")
         if not math.prod(entry.shape):
             return np.empty(entry.shape, _DTYPES[entry.dtype])
         cut = ... if spans is None else tuple(slice(*span) for span in spans)

@@ -25,19 +25,20 @@ FLOAT32 = frozenset(
      "layers/moe/router", "value_head"}
 )  # fmt: skip
 HEAD, VALUE_HEAD = "lm_head.weight", "value_head.weight"
-_SKIPPED = re.compile(
-    r"((?:model\.)?(?:visual|mtp|time_series)|time_series_forecaster)\."
-    r"|(?:.*\.)?(rotary_emb\.inv_freq)$"
-)
+_SKIPPED = re.compile(r"((?:model\.)?(?:visual|mtp|time_series)|time_series_forecaster)\.")
+# Older folders store the frequencies of RoPE, which config.json says too.
+_COMPUTED = re.compile(r"(?:.*\.)?rotary_emb\.inv_freq$")
 
 
 def skipped_group(name: str) -> str | None:
     """The part of a multimodal model that a tensor belongs to; None if it is text.
 
+    "" if it is no weight but what is computed anew in each run.
     Source: ours: vision, time series and multi-token prediction are not trained here.
     """
-    found = _SKIPPED.match(name)
-    return found and (found[1] or found[2])
+    if found := _SKIPPED.match(name):
+        return found[1]
+    return "" if _COMPUTED.match(name) else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from s3ac_jax.core.trees import named_leaves, nest
 from s3ac_jax.core.types import PyTree
 from s3ac_jax.io.hf_config import HfError
 from s3ac_jax.io.hf_files import Folder
-from s3ac_jax.io.hf_layout import FLOAT32, Part, Span, Tensor
+from s3ac_jax.io.hf_layout import Part, Span, Tensor
 
 _Piece = list[tuple[str, Part]]  # one tensor, or one for each expert
 
@@ -23,14 +23,14 @@ def load_tree(
     wanted: list[Tensor],
     *,
     shardings: PyTree | None,
-    dtype: Any,
+    dtype_of: Callable[[str], Any],
     critic: bool,
     progress: Callable[[int, int], None] | None = None,
 ) -> PyTree:
     """The tensors as nested dicts of our weights, each made as a stack and filled layer by layer.
 
     A layer's piece goes to its devices as shares of it, each read from disk alone, and is written
-    into the stack, whose buffer is donated.
+    into the stack, whose buffer is donated. dtype_of: of the weight with this name.
 
     Raises HfError if shardings lack a weight. Source: ours: no array ever exists unsharded.
     """
@@ -47,7 +47,7 @@ def load_tree(
         if shardings is not None and name not in places:
             raise HfError(f"shardings have no place for {name}")
         sharding = places.get(name)
-        kept = jnp.dtype(jnp.float32 if leaf in FLOAT32 else dtype)
+        kept = jnp.dtype(dtype_of(name))
         stack: Any = None
         for layer, piece in pieces.items():
             if not layer:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from s3ac_jax.io.hf_config import HfError, hf_from_spec, spec_from_hf
-from s3ac_jax.io.hf_files import CONFIG, Entry, Folder
+from s3ac_jax.io.hf_files import CONFIG, Entry, Folder, no_float
 from s3ac_jax.io.hf_layout import HEAD, VALUE_HEAD, Experts, Tensor, skipped_group, tensors
 from s3ac_jax.models.spec import DecoderSpec
 
@@ -45,14 +45,11 @@ class Origin:
         return known.get(name) or known.get(_pattern(name)) or known[""]
 
     @property
-    def num_skipped(self) -> int:
-        """Tensors that aren't text. Source: ours."""
-        return sum(number for _, number in self.skipped)
-
-    @property
-    def skipped_groups(self) -> str:
-        """What they are of, for messages. Source: ours."""
-        return ", ".join(group for group, _ in self.skipped)
+    def skipped_tensors(self) -> str:
+        """How many tensors aren't text, and what they are of, for messages. Source: ours."""
+        number = sum(number for _, number in self.skipped)
+        groups = ", ".join(group for group, _ in self.skipped)
+        return f"{number} tensor{'s' * (number != 1)} of {groups}"
 
     def to_json(self) -> str:
         """One line of JSON. Source: ours: a run keeps it beside its config."""
@@ -95,8 +92,8 @@ def survey(
 
     Compares its tensors with those that `spec` has, critic or policy.
 
-    Raises HfError naming the first three that are missing, surplus or of another shape, and a
-    stored LM head that differs from the embedding it is said to be tied to.
+    Raises HfError naming the first three that are missing, surplus, of another shape or no floats,
+    and a stored LM head that differs from the embedding it is said to be tied to.
     Source: ours: a checkpoint that half fits is told by name.
     """
     groups = {name: skipped_group(name) for name in folder.entries}
@@ -146,6 +143,8 @@ def _problems(folder: Folder, wanted: list[Tensor], text: Mapping[str, Entry]) -
                 f"{tensor.name} in {entry.file.name} is {entry.shape}, by {CONFIG} it must be "
                 f"{tensor.shape}"
             )
+        elif wrong := no_float(tensor.name, entry):
+            problems.append(f"in {entry.file.name} {wrong}")
     known = {tensor.name for tensor in wanted}
     for name, entry in text.items():
         if name not in known:

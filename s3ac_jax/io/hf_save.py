@@ -61,16 +61,11 @@ def save_params(
     if origin and origin.tied_head and not critic:
         plan.append(_plan(dataclasses.replace(wanted[0], name=HEAD), leaves, origin))
     plan += _carried(carry_from)
-    companions = _companions(base or (origin.folder if origin else None), base is not None, note)
-    if origin and origin.skipped and carry_from is None and not critic:
-        note(
-            f"left out {origin.num_skipped} tensors of {origin.skipped_groups}; "
-            "carry_from=FOLDER copies them from there"
-        )
+    companions = _companions(base or (origin.folder if origin else None), base is not None)
     folder, fresh = hf_files.new_folder(path)
     try:
         hf_files.write_text(folder / CONFIG, text)
-        for source in companions:
+        for source in companions or ():
             hf_files.copy_file(source, folder / source.name)
         hf_files.write_model(folder, plan, max_shard_bytes=shard_bytes, progress=progress)
     except BaseException:
@@ -79,6 +74,13 @@ def save_params(
         if fresh:
             folder.rmdir()
         raise
+    if companions is None and origin:
+        note(
+            f"{origin.folder} is gone, so the tokenizer's files are not copied; base=FOLDER names "
+            "another"
+        )
+    if origin and origin.skipped and carry_from is None and not critic:
+        note(f"left out {origin.skipped_tensors}; carry_from=FOLDER copies them from there")
 
 
 def _check_leaves(leaves: dict[str, Any], wanted: list[Tensor]) -> None:
@@ -142,15 +144,13 @@ def _carried(carry_from: Path | None) -> list[Planned]:
     ]
 
 
-def _companions(folder: Path | None, asked: bool, note: Note) -> list[pathlib.Path]:
+def _companions(folder: Path | None, asked: bool) -> list[pathlib.Path] | None:
+    """The files of the folder that go with any weights; None if it is gone."""
     if folder is None:
         return []
     if not pathlib.Path(folder).is_dir():
         if asked:
             raise HfError(f"no folder {folder} to take the tokenizer's files from")
-        note(
-            f"{folder} is gone, so the tokenizer's files are not copied; base=FOLDER names another"
-        )
-        return []
+        return None
     files = (pathlib.Path(folder) / name for name in COMPANIONS)
     return [file for file in files if file.is_file()]

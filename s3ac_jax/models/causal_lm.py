@@ -56,14 +56,13 @@ class CausalLM(nnx.Module):
         segment_ids: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T V"]:
         """Logits, float32. segment_ids: 0 is padding, None one segment per row; positions: from 0
-        within each segment when None.
+        within each segment when None. A segment is in one piece, without padding inside.
 
         Source: Qwen2 technical report (2407.10671).
         """
-        if segment_ids is None:
-            segment_ids = jnp.ones(tokens.shape, jnp.int32)
-        if positions is None:
-            positions = positions_of(segment_ids)
+        tokens = jnp.asarray(tokens)
+        segment_ids = jnp.ones_like(tokens) if segment_ids is None else jnp.asarray(segment_ids)
+        positions = positions_of(segment_ids) if positions is None else jnp.asarray(positions)
         hidden, _ = self.decoder(tokens, positions, segment_ids)
         head = self.decoder.head().astype(hidden.dtype)
         return jnp.einsum("btd,dv->btv", hidden, head, preferred_element_type=jnp.float32)

@@ -131,6 +131,7 @@ class Decoder(nnx.Module):
 
         keep: "cache" needs rows that are right-padded, one segment each. routing: experts to use
         instead of the router's, -1 where not recorded.
+        Raises ValueError when it is of another model's layers or experts per token.
         Source: Qwen2 technical report (2407.10671); Rollout routing replay (2510.11370).
         """
         mask = attention.packed_mask(segment_ids)
@@ -149,6 +150,11 @@ class Decoder(nnx.Module):
         feed = functools.partial(_feed, real=real, keep=with_routing)
         extra = {}
         if routing is not None and self.spec.moe is not None:
+            want = len(self.spec.layers_with("moe")), self.spec.moe.per_token
+            if routing.shape[2:] != want:
+                raise ValueError(
+                    f"routing has {routing.shape[2:]} (layers, experts per token), the model {want}"
+                )
             extra["moe"] = routing.reshape(-1, *routing.shape[2:]).transpose(1, 0, 2)
         carry = (self._lookup(tokens), None)
         (x, _), kept = self._scan(mix, feed, carry, extra, keep_layers="layers" in keep)

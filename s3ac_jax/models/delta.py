@@ -34,7 +34,8 @@ class LinearState(NamedTuple):
 def runs(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
     """Number of the segment that each token belongs to, counted along the row.
 
-    Padding counts to the segment before it, so that the state outlives it.
+    A segment is in one piece: an id that comes back after padding is a new one. Padding counts to
+    the segment before it, so that the state outlives it.
     Source: ours: state resets where a segment starts, whatever its id.
     """
     before = jnp.pad(segment_ids[:, :-1], ((0, 0), (1, 0)))
@@ -153,16 +154,19 @@ def causal_conv(
 ) -> Float[Array, "B T H d"]:
     """Depthwise causal convolution that reads nothing from before its own segment.
 
+    Summed in float32 and rounded once, as decoding does.
+
     Source: Gated delta networks (2412.06464), section 3.4; ours: the reset.
     """
     width, tokens = taps.shape[0], x.shape[1]
-    y = jnp.zeros_like(x)
+    taps = taps.astype(jnp.float32)
+    y = jnp.zeros(x.shape, jnp.float32)
     for back in range(min(width, tokens) - 1, 0, -1):
         earlier = jnp.pad(x[:, :-back], ((0, 0), (back, 0), (0, 0), (0, 0)))
         same = run[:, back:] == run[:, :-back]
         same = jnp.pad(same, ((0, 0), (back, 0)))[..., None, None]
         y = y + jnp.where(same, earlier, 0.0) * taps[-1 - back]
-    return y + x * taps[-1]
+    return (y + x * taps[-1]).astype(x.dtype)
 
 
 def _unit(x: Array) -> Array:
@@ -247,8 +251,7 @@ class LinearAttention(Block):
         columns = self._columns(x, (batch, tokens))
         taps = self._taps()
         mixed = (
-            causal_conv(column, tap[...].astype(x.dtype), run)
-            for column, tap in zip(columns, taps, strict=True)
+            causal_conv(column, tap[...], run) for column, tap in zip(columns, taps, strict=True)
         )
         q, k, v = (y.transpose(0, 2, 1, 3) for y in self._heads(*mixed))
         beta, log_decay = (
@@ -278,7 +281,7 @@ class LinearAttention(Block):
         ]
         taps = self._taps()
         mixed = (
-            jnp.sum(columns * tap[...].astype(columns.dtype), axis=1).astype(x.dtype)
+            jnp.sum(columns * tap[...].astype(jnp.float32), axis=1).astype(x.dtype)
             for columns, tap in zip(window, taps, strict=True)
         )
         q, k, v = self._heads(*mixed)

@@ -17,7 +17,7 @@ def is_adapter(name: str) -> bool:
 
 
 def merge_lora(params: PyTree, spec: DecoderSpec) -> tuple[PyTree, DecoderSpec]:
-    """The same model without adapters: W + (alpha / rank) A B, summed in float32, in W's dtype.
+    """The same model without adapters: W + (alpha / rank) A B in float32, for whoever rounds it.
 
     params: nested dicts of an actor or a critic. What isn't adapted is handed on uncopied.
     Source: LoRA (2106.09685), section 4.1.
@@ -30,7 +30,7 @@ def merge_lora(params: PyTree, spec: DecoderSpec) -> tuple[PyTree, DecoderSpec]:
     @jax.jit
     def folded(w: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
         ab = jnp.einsum("lir,lro->lio", a, b, precision=jax.lax.Precision.HIGHEST)
-        return (w.astype(jnp.float32) + scale * ab.reshape(w.shape)).astype(w.dtype)
+        return w.astype(jnp.float32) + scale * ab.reshape(w.shape)
 
     def walk(node: PyTree) -> PyTree:
         merged = {}

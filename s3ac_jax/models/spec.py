@@ -152,18 +152,13 @@ class DecoderSpec:
         """Leading numbers of each head that are rotated. Source: partial_rotary_factor of HF."""
         return int(self.head_dim * self.rope_fraction)
 
-    @functools.cached_property
+    @property
     def kinds(self) -> tuple[tuple[str, str], ...]:
         """(mixer, feed-forward) of each layer: "attn" or "linear_attn", "mlp" or "moe".
 
         Source: ours: the names of the blocks that hold the layer's weights.
         """
-        full = range(self.num_layers) if self.linear_attention is None else self.full_attention
-        dense = range(self.num_layers) if self.moe is None else self.moe.dense_layers
-        return tuple(
-            ("attn" if n in full else "linear_attn", "mlp" if n in dense else "moe")
-            for n in range(self.num_layers)
-        )
+        return _kinds(self)
 
     def layers_with(self, block: str) -> tuple[int, ...]:
         """Numbers of the layers that have this block. Source: ours."""
@@ -206,3 +201,13 @@ class DecoderSpec:
                 f"model.lora.targets ({', '.join(self.lora.targets)}) names no block of this "
                 "model: nothing would be trained"
             )
+
+
+@functools.lru_cache
+def _kinds(spec: DecoderSpec) -> tuple[tuple[str, str], ...]:
+    full = range(spec.num_layers) if spec.linear_attention is None else spec.full_attention
+    dense = range(spec.num_layers) if spec.moe is None else spec.moe.dense_layers
+    return tuple(
+        ("attn" if n in full else "linear_attn", "mlp" if n in dense else "moe")
+        for n in range(spec.num_layers)
+    )

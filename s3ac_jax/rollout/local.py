@@ -40,9 +40,11 @@ class LocalRollout:
         """
         self._params, self.version = self.engine.network.in_compute_dtype(params), version
 
-    def generate(self, prompt: Prompt, sampling: Sampling) -> Rollout:
+    def generate(self, prompt: Prompt, sampling: Sampling, *, keep_routing: bool = True) -> Rollout:
         """One response for each of the B prompts, in their order.
 
+        keep_routing: False leaves out what the engine may have recorded, for responses that nobody
+        trains on.
         Raises ValueError when a prompt or a limit exceeds what the engine was built for, and
         RuntimeError before the first `update_weights`.
         Source: ours.
@@ -55,13 +57,13 @@ class LocalRollout:
         logp = np.zeros((rows, self.max_response_tokens), np.float32)
         made = np.zeros(rows, np.int32)
         stopped = np.zeros(rows, bool)
-        routing = self._no_routing(rows, prompt.tokens.shape[1])
+        routing = self._no_routing(rows, prompt.tokens.shape[1]) if keep_routing else None
         waiting = np.argsort(-np.asarray(prompt.num_tokens), kind="stable")
         owner = np.full(self.engine.slots, -1)
         while waiting.size or (owner >= 0).any():
             waiting = self._admit(prompt, sampling, waiting, owner, routing)
             self._state, block = self.engine.generate(self._params, self._state)
-            block = jax.device_get(block)
+            block = jax.device_get(block if keep_routing else block._replace(routing=None))
             # One vectorised write for the whole block: no Python per token.
             slot, step = np.nonzero(block.valid & (owner >= 0)[:, None])
             request = owner[slot]

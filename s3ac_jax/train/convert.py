@@ -10,7 +10,14 @@ from typing import Any
 from s3ac_jax.config.flags import CommandLineError
 from s3ac_jax.core.errors import RunError
 from s3ac_jax.core.types import PyTree
-from s3ac_jax.io.hf_weights import Origin, load_params, read_origin, read_spec, save_params
+from s3ac_jax.io.hf_weights import (
+    Origin,
+    load_params,
+    read_origin,
+    read_spec,
+    save_params,
+    stored_dtype,
+)
 from s3ac_jax.io.orbax_weights import load_orbax, load_role, save_orbax, spec_from_dict
 from s3ac_jax.models.lora import merge_lora
 from s3ac_jax.models.spec import DecoderSpec
@@ -87,7 +94,8 @@ def _read(wanted: Wanted, progress: Progress) -> tuple[PyTree, DecoderSpec, Orig
     if wanted.hf:
         spec, origin = read_spec(wanted.hf), read_origin(wanted.hf)
         told = _told("read", progress)
-        params = load_params(wanted.hf, spec, note=progress.note, progress=told)
+        dtype = stored_dtype(wanted.hf)
+        params = load_params(wanted.hf, spec, dtype=dtype, note=progress.note, progress=told)
         return params, spec, origin, wanted.hf
     if wanted.orbax:
         return *load_orbax(wanted.orbax), wanted.orbax

@@ -1,5 +1,6 @@
 """The base policies on disk: those that ship with the package, and those of a run."""
 
+import dataclasses
 import json
 from importlib import resources
 from pathlib import Path
@@ -70,5 +71,7 @@ def _same_numbers(path: Path, network: Network, metadata: dict[str, str]) -> Non
 
 def policy_facts(config: RunConfig) -> dict:
     """What a policy file says of its making. Source: ours."""
-    sections = {name: vars(getattr(config, name)) for name in ("sft", "task", "model")}
+    sections = {
+        name: dataclasses.asdict(getattr(config, name)) for name in ("sft", "task", "model")
+    }
     return {**sections, "seed": config.seed}

@@ -7,7 +7,6 @@ from s3ac_jax.config.boundary import ConfigError
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core.types import PyTree
 from s3ac_jax.io.hf_weights import load_params, read_origin, read_spec
-from s3ac_jax.models.block import base_dtype
 from s3ac_jax.parallel import mesh as parallel
 from s3ac_jax.train import keys
 from s3ac_jax.train.build import Parts, fresh_learner
@@ -50,7 +49,7 @@ def base_policy(parts: Parts) -> dict[str, PyTree]:
     """
     network, spec = parts.actor.network, parts.config.model
     places = parallel.shardings(network.axes, network.abstract, parts.mesh)
-    params = load_params(parts.config.start.hf, network, shardings=places, dtype=base_dtype(spec))
+    params = load_params(parts.config.start.hf, network, shardings=places, dtype=None)
     if spec.lora is not None:
         key = keys.stage_key(parts.config.seed, keys.ADAPTERS)
         params = params_of(fresh_learner(parts.actor, parts.mesh, key, start=params))
@@ -58,10 +57,12 @@ def base_policy(parts: Parts) -> dict[str, PyTree]:
 
 
 def remember_origin(config: RunConfig, workdir: Path) -> None:
-    """Keeps in the workdir how the folder was laid out, for exports when it is gone.
+    """Keeps in the workdir how the folder was laid out: an export needs no other copy of it.
 
     Raises HfError, OSError. Source: ours.
     """
     path = workdir / ORIGIN
     if not path.exists():
-        path.write_text(read_origin(config.start.hf).to_json() + "\n")
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_text(read_origin(config.start.hf).to_json() + "\n")
+        temporary.replace(path)

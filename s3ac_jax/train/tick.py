@@ -223,7 +223,8 @@ def respond(
         key, len(index), max_tokens=config.max_response_tokens,
         temperature=config.temperature if temperature is None else temperature,
     )  # fmt: skip
-    return split.verifier.grade(parts.rollout.generate(split.prompts.take(index), sampling))
+    rollout = parts.rollout.generate(split.prompts.take(index), sampling, keep_routing=False)
+    return split.verifier.grade(rollout)
 
 
 def evaluate(

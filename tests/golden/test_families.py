@@ -28,7 +28,7 @@ EXPERTS = ["qwen3_moe", "qwen3_5_moe"]
 
 
 def assert_near(got, want, *, atol, drifts=False, name=""):
-    """Within atol; or, on the long row of a delta rule, on average within a tenth of it.
+    """Within atol; or, on the long row of a delta rule, all but 3 tokens, and those within 4 atol.
 
     There a norm of small numbers follows each layer and lifts single tokens out of the rounding:
     the float32 of transformers is itself up to 1.8e-4 (qwen3_5) and 3.1e-4 (qwen3_5_moe) away from
@@ -37,7 +37,8 @@ def assert_near(got, want, *, atol, drifts=False, name=""):
     gap = np.abs(np.asarray(got) - want)
     if drifts:
         assert gap.mean() < atol / 10, (name, gap.mean())
-        atol = 1e-3
+        assert (gap.reshape(-1, gap.shape[-1]).max(axis=-1) > atol).sum() <= 3, name
+        atol = 4 * atol
     assert gap.max() <= atol, (name, gap.max())
 
 
@@ -93,7 +94,7 @@ def test_forward(family, side):
     logp = np.take_along_axis(np.asarray(logp), tokens[:, 1:, None], axis=-1)[..., 0]
     read = real[:, 1:] & real[:, :-1]
     want = golden[f"{side}_next_logprobs"]
-    assert_near(logp[read], want[read], atol=2e-4, drifts=drifts)
+    assert_near(logp[read][:, None], want[read][:, None], atol=2e-4, drifts=drifts)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

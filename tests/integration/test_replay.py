@@ -36,10 +36,9 @@ from tests.helpers import (
     tiny_spec,
 )
 
-SPEC = tiny_spec(
+SPEC = tiny_spec(  # dense: the shortest to compile
     num_layers=2, moe=MoeSpec(num_experts=6, per_token=2, width=9, matmul="dense")
-)  # dense: the shortest to compile
-
+)
 GROUP, ROWS = 4, 8
 RECIPE = dataclasses.replace(RECIPES["s3ac_group"], responses_per_prompt=GROUP)
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

@@ -118,6 +118,22 @@ def test_dates_and_refusals():
             ChatTemplate(source, {}, "here").render(ONE)
 
 
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("{{ messages + 1 }}", "here: TypeError: can only concatenate"),
+        ("{{ messages[0].content.index('x') }}", "here: ValueError: substring not found"),
+        ("{{ '%(a)s' % {} }}", "here: KeyError: 'a'"),
+        ("{{ messages[0].content | dictsort }}", "here: AttributeError: 'str' object has no"),
+        ("{{ 1 / 0 }}", "here: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_a_template_raises_is_one_line(source, line):
+    with pytest.raises(TokenizerError, match=f"^{line}") as caught:
+        ChatTemplate(source, {}, "here").render(ONE)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_template_cannot_reach_out():
     source = "{{ messages.__class__.__mro__ }}"
     with pytest.raises(TokenizerError, match="unsafe"):
@@ -193,4 +209,21 @@ def test_no_template_at_all_is_said(tmp_path):
         load_template(path, HFTokenizer(path))
     path = folder(tmp_path, tokenizer_config={"chat_template": [{"name": "rag", "template": ""}]})
     with pytest.raises(TokenizerError, match="chat_template has rag, but no 'default'"):
+        load_template(path, HFTokenizer(path))
+    path = folder(tmp_path, config={"model_type": None}, tokenizer_config={})
+    with pytest.raises(TokenizerError, match="none is built in for model_type None; put a"):
+        load_template(path, HFTokenizer(path))
+
+
+@pytest.mark.parametrize("said", [[{"template": "x"}], ["x"], [{"name": "default"}], {"a": 1}, 3])
+def test_a_template_of_another_form_is_named(tmp_path, said):
+    path = folder(tmp_path, tokenizer_config={"chat_template": said})
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json: .*chat_template .* text"):
+        load_template(path, HFTokenizer(path))
+
+
+def test_a_template_that_is_no_text_is_named(tmp_path):
+    path = folder(tmp_path)
+    (path / "chat_template.jinja").write_bytes(b"\xff\xfe{{ 1 }}")
+    with pytest.raises(TokenizerError, match=r"chat_template\.jinja can't be read .*; fetch the"):
         load_template(path, HFTokenizer(path))

@@ -75,6 +75,8 @@ def test_vocabulary_counts_every_id(tiny):
          (3, 310, IM_END)),
         ({"config": {"eos_token_id": 7}}, (7, IM_END)),
         ({"config": {"text_config": {"eos_token_id": [7, 8]}}}, (7, 8, IM_END)),
+        ({"config": {"text_config": {"eos_token_id": 7}, "eos_token_id": None}}, (7, IM_END)),
+        ({"config": {"text_config": None}}, (IM_END,)),
         # config.json is asked last: what ends a text may have changed since it was written.
         ({"config": {"eos_token_id": 7}, "generation_config": {"eos_token_id": 3}}, (3, IM_END)),
     ],

@@ -80,6 +80,60 @@ def test_qwen3_moe():
     assert spec_from_hf(lean).moe == spec_from_hf(QWEN3_MOE).moe
 
 
+@pytest.mark.parametrize(
+    "dense", [{"mlp_only_layers": list(range(28))}, {"decoder_sparse_step": 29}]
+)
+def test_qwen3_moe_whose_layers_are_all_dense_is_a_qwen3(dense):
+    assert spec_from_hf(QWEN3_MOE | dense) == spec_from_hf(QWEN3)
+
+
+# Class attributes of transformers 5.24; llama has as many as heads.
+@pytest.mark.parametrize(
+    ("config", "absent", "null"),
+    [
+        (MATH | {"num_attention_heads": 64}, 32, 64),
+        (QWEN3 | {"num_attention_heads": 64}, 32, 64),
+        (QWEN3_MOE, 4, 4),
+        (TEXT | {"model_type": "qwen3_5_text", "intermediate_size": 8}, 4, 4),
+        (TEXT, 2, 2),
+        (LLAMA, 9, 9),
+    ],
+)
+def test_key_and_value_heads_of_the_class(config, absent, null):
+    without = {key: value for key, value in config.items() if key != "num_key_value_heads"}
+    assert spec_from_hf(without).num_kv_heads == absent
+    assert spec_from_hf(without | {"num_key_value_heads": None}).num_kv_heads == null
+
+
+@pytest.mark.parametrize(
+    ("config", "moe"),
+    [
+        (QWEN3_MOE, MoeSpec(128, 8, 768, renormalise=False)),
+        (TEXT, MoeSpec(256, 8, 512, shared_width=512)),
+    ],
+)
+def test_experts_of_the_class(config, moe):
+    said = ("num_experts", "num_experts_per_tok", "moe_intermediate_size",
+            "shared_expert_intermediate_size", "rms_norm_eps")  # fmt: skip
+    spec = spec_from_hf({key: value for key, value in config.items() if key not in said})
+    assert (spec.moe, spec.rms_norm_eps) == (moe, 1e-6)
+
+
+@pytest.mark.parametrize("config", [MATH, QWEN3])
+@pytest.mark.parametrize(
+    "inert",
+    [
+        {"max_window_layers": 28},
+        {"max_window_layers": None},  # the class's, 28
+        {"max_window_layers": 0, "sliding_window": None},
+        {"max_window_layers": 0, "layer_types": ["full_attention"] * 28},
+    ],
+)
+def test_a_sliding_window_that_no_layer_has(config, inert):
+    said = {"sliding_window": 4096, "use_sliding_window": True} | inert
+    assert spec_from_hf(config | said) == spec_from_hf(config)
+
+
 @pytest.mark.parametrize("kind", ["qwen3_5_moe", "intern_s2_preview", None])
 def test_qwen3_5_moe_by_its_defaults(kind):
     config = TEXT if kind is None else {"model_type": kind, "text_config": TEXT}
@@ -117,6 +171,7 @@ def test_the_outer_config_says_whether_the_head_is_tied():
     nested = {"model_type": "qwen3_5_moe", "text_config": TEXT | {"tie_word_embeddings": True}}
     assert spec_from_hf(nested).tie_embeddings
     assert not spec_from_hf(nested | {"tie_word_embeddings": False}).tie_embeddings
+    assert spec_from_hf(nested | {"tie_word_embeddings": None}).tie_embeddings
 
 
 def test_layer_types_and_interval():
@@ -148,6 +203,11 @@ def test_both_spellings_of_rope(rope, expected):
         ({"model_type": ["qwen2"]}, "model_type"),
         ({"model_type": "qwen3_5_moe"}, "qwen3_5_moe needs a text_config"),
         (MATH | {"use_sliding_window": True}, "use_sliding_window true is not supported"),
+        (QWEN3 | {"use_sliding_window": True, "max_window_layers": 27}, "use_sliding_window true"),
+        (QWEN3 | {"use_sliding_window": True, "num_hidden_layers": 29}, "use_sliding_window true"),
+        (QWEN3_MOE | {"use_sliding_window": True, "max_window_layers": 28}, "use_sliding_window t"),
+        (MATH | {"use_sliding_window": True,
+                 "layer_types": ["full_attention", "sliding_attention"] * 14}, "layer_types names"),
         (MATH | {"layer_types": ["sliding_attention"] * 28}, "layer_types names 'sliding_attent"),
         (MATH | {"layer_types": ["full_attention"]}, "layer_types must be a list of 28"),
         (MATH | {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
@@ -171,7 +231,8 @@ def test_both_spellings_of_rope(rope, expected):
         (QWEN3_MOE | {"mlp_only_layers": ["0"]}, "mlp_only_layers must be a list of layer num"),
         (QWEN3_MOE | {"num_experts_per_tok": 129}, "per_token .129. must not exceed"),
         (TEXT | {"mlp_only_layers": [3]}, "mlp_only_layers and decoder_sparse_step are not known"),
-        (TEXT | {"shared_expert_intermediate_size": None}, "shared_expert_intermediate_size is m"),
+        (TEXT | {"shared_expert_intermediate_size": 0},
+         "shared_expert_intermediate_size 0 is not supported: this model's layers have a shared"),
         (TEXT | {"linear_num_value_heads": 24}, "value_heads .24. must be a multiple of"),
         ({"model_type": "qwen3_5_moe", "text_config": TEXT, "quantization_config": {"a": 1}},
          "quantization_config is not supported"),

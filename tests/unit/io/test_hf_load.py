@@ -25,6 +25,7 @@ from s3ac_jax.io.hf_weights import (
     save_params,
 )
 from s3ac_jax.models.network import actor_network
+from s3ac_jax.models.spec import LoraSpec
 from s3ac_jax.parallel import mesh as parallel
 from tests.unit.io.hf_folders import (
     FAMILIES,
@@ -164,6 +165,33 @@ def test_dtypes_of_weights(family, tmp_path):
     assert model.spec == dataclasses.replace(spec, dtype="bfloat16")
     with pytest.raises(HfError, match="dtype must be float32 or bfloat16, got float16"):
         load(GOLDEN / family, dtype=jnp.float16)
+
+
+def test_a_dtype_that_is_none(tmp_path):
+    for read in (load, lambda *args, **kw: load_params(*args, read_spec(GOLDEN / "qwen3"), **kw)):
+        with pytest.raises(HfError, match="dtype must be float32 or bfloat16, got 'nonsense'"):
+            read(GOLDEN / "qwen3", dtype="nonsense")
+    assert load(GOLDEN / "qwen3", dtype=None).spec.dtype == "float32"
+    params = load_params(GOLDEN / "qwen3", read_spec(GOLDEN / "qwen3"), dtype=None)
+    assert {leaf.dtype for leaf in named_leaves(params).values()} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("family", ["qwen2_tied", "qwen3_5"])
+def test_weights_under_adapters_have_the_networks_dtypes(family):
+    """What adapters lie beside is in bfloat16; norms, biases and convolutions in float32."""
+    spec = dataclasses.replace(read_spec(GOLDEN / family), lora=LoraSpec(2, 4.0))
+    params = named_leaves(load_params(GOLDEN / family, actor_network(spec)))
+    exact = [
+        name
+        for name in params
+        if "norm" in name or "bias" in name or "conv" in name or name.endswith("A_log")
+    ]
+    assert len(exact) >= 6
+    for name, leaf in params.items():
+        assert leaf.dtype == (jnp.float32 if name in exact else jnp.bfloat16), name
+        np.testing.assert_array_equal(leaf, loaded(family)[name].astype(leaf.dtype), err_msg=name)
+    said = load_params(GOLDEN / family, actor_network(spec), dtype=jnp.float32)
+    assert {leaf.dtype for leaf in named_leaves(said).values()} == {np.dtype(np.float32)}
 
 
 # ---- shares of devices

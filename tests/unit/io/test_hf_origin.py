@@ -61,10 +61,13 @@ def changed(**tensors):
          r"layers.0.mlp.gate_proj.weight \(64, 32\) is missing; .*; .*; and 2 more$"),
         ({"model.embed_tokens.weight": None}, "must hold one tensor called ...embed_tokens.weigh"),
         ({UP: np.zeros((64, 32), np.float64)}, f"{UP} has dtype F64, only F32, F16, BF16 can be"),
+        ({"model.norm.weight": np.zeros(32, np.int32)},
+         "m: in model.safetensors model.norm.weight has dtype I32, only F32, F16, BF16 can be"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named_in_one_line(tmp_path, tensors, line):
+def test_what_does_not_fit_is_named_in_one_line(tmp_path, monkeypatch, tensors, line):
     source = write_folder(tmp_path / "m", golden_config("qwen3"), changed(**tensors))
+    monkeypatch.setattr("s3ac_jax.io.hf_weights.load_tree", None)  # nothing is loaded
     with pytest.raises(HfError, match=line) as caught:
         load(source)
     assert "\n" not in str(caught.value)

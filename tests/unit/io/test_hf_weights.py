@@ -16,6 +16,7 @@ from s3ac_jax.io.hf_weights import (
     read_spec,
     save,
     save_params,
+    stored_dtype,
 )
 from tests.unit.io.hf_folders import (
     FAMILIES,
@@ -144,6 +145,39 @@ def test_llama_goes_back_as_llama(tmp_path):
     np.testing.assert_array_equal(model(tokens), qwen2(tokens))
 
 
+def test_experts_that_no_layer_has(tmp_path):
+    config = golden_config("qwen3") | {
+        "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4,
+        "mlp_only_layers": list(range(golden_config("qwen3")["num_hidden_layers"])),
+    }  # fmt: skip
+    source = write_folder(tmp_path / "m", config, golden("qwen3"))
+    model = load(source)
+    assert model.spec == read_spec(GOLDEN / "qwen3")
+    save(model, tmp_path / "out")
+    same_tensors(tensors_of(tmp_path / "out"), golden("qwen3"))
+    written = [(folder / "config.json").read_bytes() for folder in (source, tmp_path / "out")]
+    assert written[0] == written[1]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5_moe_vl"])
+def test_the_dtype_that_holds_the_stored_weights(tmp_path, family):
+    # The one is stored in float32; the other in bfloat16 but for A_log and the like.
+    assert stored_dtype(GOLDEN / family) == {"qwen3": "float32"}.get(family, "bfloat16")
+    half = {name: value.astype(ml_dtypes.bfloat16) for name, value in golden(family).items()}
+    assert stored_dtype(write_folder(tmp_path / "half", golden_config(family), half)) == "bfloat16"
+    exact = ("A_log", "dt_bias", "linear_attn.norm.weight", "mlp.gate.weight", "mtp.", "visual.")
+    most = {
+        name: value.astype(np.float32) if any(map(name.__contains__, exact)) else value
+        for name, value in half.items()
+    }
+    assert stored_dtype(write_folder(tmp_path / "most", golden_config(family), most)) == "bfloat16"
+    norm = next(name for name in half if name.endswith("1.input_layernorm.weight"))
+    for dtype in (np.float32, np.float16):
+        mixed = most | {norm: golden(family)[norm].astype(dtype)}
+        source = write_folder(tmp_path / "mixed", golden_config(family), mixed)
+        assert stored_dtype(source) == np.float32
+
+
 # ---- what is skipped, and what else comes along
 
 
@@ -161,6 +195,32 @@ def test_vision_and_mtp_are_skipped_with_one_line(tmp_path):
     with pytest.raises(HfError, match="qwen3 has no tensors to carry along"):
         save(model, tmp_path / "again", carry_from=GOLDEN / "qwen3", **quiet)
     assert not (tmp_path / "again").exists()
+
+
+def test_frequencies_are_no_other_modality(tmp_path):
+    extra = {f"model.layers.{n}.self_attn.rotary_emb.inv_freq": np.ones(8, "f4") for n in (0, 1)}
+    lines = []
+    source = write_folder(tmp_path / "m", golden_config("qwen3"), golden("qwen3") | extra)
+    save(load(source, note=lines.append), tmp_path / "out", note=lines.append)
+    assert lines == []
+    same_tensors(tensors_of(tmp_path / "out"), golden("qwen3"))
+    extra |= {"mtp.fc.weight": np.ones((2, 2), "f4")}
+    source = write_folder(tmp_path / "one", golden_config("qwen3"), golden("qwen3") | extra)
+    model = load(source, note=lines.append)
+    save(model, tmp_path / "left", note=lines.append)
+    assert lines == [
+        "skipped 1 tensor of mtp: text only",
+        "left out 1 tensor of mtp; carry_from=FOLDER copies them from there",
+    ]
+
+
+def test_nothing_is_noted_of_a_model_that_is_not_saved(tmp_path):
+    model = load(GOLDEN / "qwen3_5_moe_vl", **quiet)
+    (tmp_path / "file").write_text("")
+    lines = []
+    with pytest.raises(HfError, match="is or lies below a file"):
+        save(model, tmp_path / "file" / "out", note=lines.append)
+    assert lines == []
 
 
 def test_the_tokenizer_comes_along_and_other_files_do_not(tmp_path):

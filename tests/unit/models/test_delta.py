@@ -1,6 +1,7 @@
 """The gated delta rule against a float64 loop over tokens, in every layout of a row."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +36,7 @@ HEADS, DK, DV = 2, 3, 5
 def segments_of(ids):
     """(first, behind the last) token of each segment of one row."""
     edges = [0, *(np.flatnonzero(np.diff(ids)) + 1), len(ids)]
-    pairs = zip(edges[:-1], edges[1:], strict=True)
-    return [(int(a), int(b)) for a, b in pairs if ids[a] > 0]
+    return [(int(a), int(b)) for a, b in itertools.pairwise(edges) if ids[a] > 0]
 
 
 def make_case(seed, *, strong=False):
@@ -119,7 +119,7 @@ OF_STATE = np.random.default_rng(1).normal(size=(len(IDS), HEADS, DK, DV))
 def scanned(q, k, v, log_decay, beta):
     """The same in jax, one token at a time, for its gradient."""
     before = np.pad(IDS[:, :-1], ((0, 0), (1, 0)))
-    fresh = (IDS > 0) & (IDS != before)
+    fresh = (IDS > 0) & (before != IDS)
 
     def turn(state, xs):
         fresh, q, k, v, log_decay, beta = xs

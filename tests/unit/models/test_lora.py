@@ -1,4 +1,4 @@
-"""Adapters: an adapted model against the dense one that it stands for, and what of it is trained."""
+"""Adapters: a model with them against the dense one that it stands for, and what is trained."""
 
 import dataclasses
 import functools
@@ -144,12 +144,11 @@ def test_a_sum_of_bfloat16_is_made_in_float32():
     merged, _ = merge_lora(params, spec)
     attn = params["layers"]["attn"]
     w, a, b = (np.asarray(attn[name], np.float64) for name in ("o", "o_lora_a", "o_lora_b"))
-    want = (w + SCALE * (a @ b).reshape(w.shape)).astype(np.float32)
     got = merged["layers"]["attn"]["o"]
-    assert got.dtype == jnp.bfloat16
-    rounded = jnp.asarray(want).astype(jnp.bfloat16)
-    assert np.mean(np.asarray(got == rounded)) > 0.99  # but where float64 and float32 part
-    assert merged["layers"]["attn_norm"].dtype == jnp.float32
+    assert got.dtype == jnp.float32  # what a small adapter adds would be lost in bfloat16
+    want = w + SCALE * (a @ b).reshape(w.shape)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    assert merged["embed"].dtype == jnp.bfloat16  # not adapted, as it was
 
 
 def test_values_and_gradients_are_those_of_the_merged_model():

@@ -56,7 +56,7 @@ def test_which_layer_has_what():
         (MOE, {"width": 0}, "model.moe.width must be at least 1"),
         (MOE, {"per_token": 6}, r"model.moe.per_token \(6\) must not exceed model.moe.num_experts"),
         (MOE, {"shared_width": -1}, "model.moe.shared_width must be 0 or more, got -1"),
-        (LINEAR, {"value_heads": 3}, r"model.linear_attention.value_heads \(3\) must be a multiple"),
+        (LINEAR, {"value_heads": 3}, r"model.linear_attention.value_heads \(3\) must be a mult"),
         (LINEAR, {"key_dim": 0}, "model.linear_attention.key_dim must be at least 1"),
         (LINEAR, {"conv_width": 0}, "model.linear_attention.conv_width must be at least 1"),
         (LINEAR, {"chunk": 0}, "model.linear_attention.chunk must be at least 1"),

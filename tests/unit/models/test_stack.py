@@ -7,7 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from s3ac_jax.models import decoder
+from s3ac_jax.models.network import actor_network
+from s3ac_jax.models.spec import LinearAttentionSpec, MoeSpec
 from s3ac_jax.models.stack import Stage, scan_layers, stages
+from tests.helpers import tiny_spec
 
 A, L, P = ("attn", "mlp"), ("linear_attn", "mlp"), ("attn", "moe")
 Q = ("linear_attn", "moe")
@@ -150,3 +154,21 @@ def test_remat_is_one_checkpoint_per_layer():
 
     assert text(True).count(" remat2[") == 4  # the layers of one turn
     assert text(False).count(" remat2[") == 0
+
+
+def test_the_order_of_blocks_is_one_in_every_process(monkeypatch):
+    """That of a set is not, and shows in the program: no cache would know it again."""
+    seen = []
+
+    def spied(kinds, step, carry, per_block, **how):
+        seen.append(list(per_block))
+        return scan_layers(kinds, step, carry, per_block, **how)
+
+    monkeypatch.setattr(decoder, "scan_layers", spied)
+    spec = tiny_spec(
+        num_layers=4, linear_attention=LinearAttentionSpec(2, 2, 3, 3), full_attention=(1, 3),
+        moe=MoeSpec(3, 1, 4, dense_layers=(0, 1)),
+    )  # fmt: skip
+    network, tokens = actor_network(spec), np.zeros((1, 3), np.int32)
+    jax.eval_shape(lambda p: network.bind(p)(tokens, tokens, tokens + 1)[0], network.abstract)
+    assert seen == [["attn", "linear_attn", "mlp", "moe", "layer"]]
