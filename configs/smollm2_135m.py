@@ -90,7 +90,7 @@ def get_config() -> config_dict.ConfigDict:
                 "head_std": config_dict.placeholder(float),  # None: 1 / (hidden_size + 1)
             },
             "train": {
-                "num_ticks": 40,
+                "num_ticks": 32,
                 "batch_prompts": 32,
                 "pack_tokens": 96,
                 "micro_rows": 8,

@@ -301,8 +301,8 @@ class RunConfig:
             )
         if self.records_routing and self.recipe.select.tracks_drift:
             raise ValueError(
-                f"{type(self.recipe.select).__name__} compares log-probs over ticks, whose routing is "
-                "not kept: recipe.replay_routing must be False with it"
+                f"{type(self.recipe.select).__name__} compares log-probs over ticks, whose routing "
+                "is not kept: recipe.replay_routing must be False with it"
             )
         self._check_start()
         if self.model.vocab_size < self.task.min_vocab_size:
