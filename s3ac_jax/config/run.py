@@ -304,6 +304,11 @@ class RunConfig:
                 f"{type(self.recipe.select).__name__} compares log-probs over ticks, whose routing "
                 "is not kept: recipe.replay_routing must be False with it"
             )
+        experts = 1 if self.model.moe is None else self.model.moe.num_experts
+        if experts % self.mesh.expert:
+            raise ValueError(
+                f"mesh.expert ({self.mesh.expert}) must divide the experts of the model ({experts})"
+            )
         self._check_start()
         if self.model.vocab_size < self.task.min_vocab_size:
             raise ValueError(

@@ -160,6 +160,18 @@ class DecoderSpec:
         """
         return _kinds(self)
 
+    def first_difference(self, other: "DecoderSpec") -> str | None:
+        """Name of the first field of what was trained in which the two differ, or None.
+
+        How it is computed (dtype, remat, adapters, ...) doesn't count.
+        Source: ours: weights of one model don't fit another, whatever the shapes say.
+        """
+        for field in dataclasses.fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if field.name not in _COMPUTED and _trained(mine) != _trained(theirs):
+                return field.name
+        return None
+
     def layers_with(self, block: str) -> tuple[int, ...]:
         """Numbers of the layers that have this block. Source: ours."""
         return tuple(n for n, kinds in enumerate(self.kinds) if block in kinds)
@@ -201,6 +213,16 @@ class DecoderSpec:
                 f"model.lora.targets ({', '.join(self.lora.targets)}) names no block of this "
                 "model: nothing would be trained"
             )
+
+
+_COMPUTED = ("dtype", "init_std", "lora", "onehot_embedding", "remat")
+
+
+def _trained(value: object) -> object:
+    """A field without what only says how to compute it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: x for name, x in vars(value).items() if name not in ("chunk", "matmul")}
+    return value
 
 
 @functools.lru_cache

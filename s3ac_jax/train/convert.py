@@ -117,6 +117,10 @@ def _write_hf(
     carry = None
     params, spec = merge_lora(params, spec)
     if wanted.base:
+        if name := read_spec(wanted.base).first_difference(spec):
+            raise ConvertError(
+                f"--base {wanted.base} is another model than these weights: its {name} differs"
+            )
         of_base = read_origin(wanted.base)
         origin = origin or of_base
         if of_base.skipped and "backbone" not in params:

@@ -284,11 +284,11 @@ def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
     Source: ours.
     """
     try:
-        parts = build(config)
         # Before the workdir is claimed: a rejected start must leave it to the next one.
         if config.start.hf:
             start.check_model(config)
-        elif config.sft.embedded:
+        parts = build(config)
+        if not config.start.hf and config.sft.embedded:
             policy_files.load_policies(
                 policy_files.embedded_folder(), parts.actor.network, policy_files.POLICIES
             )

@@ -1,44 +1,32 @@
 """A run that starts from a pretrained model: its folder looked at, its weights as base policy."""
 
-import dataclasses
 from pathlib import Path
 
 from s3ac_jax.config.boundary import ConfigError
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core.types import PyTree
-from s3ac_jax.io.hf_weights import load_params, read_origin, read_spec
+from s3ac_jax.io.hf_weights import check_params, load_params, read_origin, read_spec
 from s3ac_jax.parallel import mesh as parallel
 from s3ac_jax.train import keys
 from s3ac_jax.train.build import Parts, fresh_learner
 from s3ac_jax.train.convert import ORIGIN
 from s3ac_jax.train.learner import params_of
 
-# How we compute is ours to say; what was trained stands in the folder's config.json.
-_OURS = ("dtype", "init_std", "lora", "onehot_embedding", "remat")
-_OURS_BELOW = ("chunk", "matmul")
-
 
 def check_model(config: RunConfig) -> None:
     """Compares the config's model with the folder's config.json.
 
-    Raises ConfigError naming the first field that differs, HfError when the folder holds no model
-    that can be read. Source: ours.
+    Raises ConfigError naming the first field that differs, HfError when the folder holds no policy
+    that can be read. Source: ours: before anything is claimed or compiled.
     """
     found = read_spec(config.start.hf)
-    for field in dataclasses.fields(found):
-        theirs, ours = getattr(found, field.name), getattr(config.model, field.name)
-        if field.name not in _OURS and _trained(theirs) != _trained(ours):
-            raise ConfigError(
-                f"model.{field.name} is {ours}, but {config.start.hf}/config.json says {theirs}; "
-                "use that value, or another start.hf"
-            )
-
-
-def _trained(value: object) -> object:
-    """A field without what only says how to compute it."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: x for name, x in vars(value).items() if name not in _OURS_BELOW}
-    return value
+    name = found.first_difference(config.model)
+    if name is not None:
+        raise ConfigError(
+            f"model.{name} is {getattr(config.model, name)}, but {config.start.hf}/config.json "
+            f"says {getattr(found, name)}; use that value, or another start.hf"
+        )
+    check_params(config.start.hf, found)
 
 
 def base_policy(parts: Parts) -> dict[str, PyTree]:
