@@ -4,8 +4,8 @@ What: all 135 M weights learn from right and wrong alone, on two CPU cores; the 
 the same weights, is pretrained on the model's own answers, and learns beside it.
 Source: S3AC (2610.35518) for the method and its constants; SmolLM2 (2502.02737) for the model; the
 sizes are ours, for an hour on two CPU cores.
-Expected: 128 held-out sums 12 % -> 64 %, one-digit additions 33 % -> 99 % (seed 0, sampled), in about
-an hour on two CPU cores; docs/smollm2.md.
+Expected: 128 held-out sums 12 % -> 64 %, one-digit additions 33 % -> 99 % (seed 0, sampled),
+in about an hour on two CPU cores; docs/smollm2.md.
 Command:
 
   make smollm2

@@ -179,6 +179,9 @@ def _accuracy(axes: Axes, metrics: Metrics, facts: dict[str, Any]) -> None:
         axes.plot(xs, ys, color=colour, linewidth=1.2, label=label if name in ends else None)
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    if len(axes.get_legend_handles_labels()[0]) > 4:
+        # Room for a second line of it.
+        axes.set_title(axes.get_title(loc="left"), loc="left", pad=38)
     _legend(axes, 4)
 
 
