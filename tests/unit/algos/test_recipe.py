@@ -25,13 +25,13 @@ GRPO = {
     "select": Uniform(), "keep": KeepAll(), "shaping": None,
     "advantage": GroupRelative(divide_by_std=True), "surrogate": PpoClip(0.0, 0.2, 0.2),
     "average": ResponseMean(), "guard": NoGuard(), "critic": None, "entropy": None,
-    "responses_per_prompt": 16, "updates": None,
+    "responses_per_prompt": 16, "updates": None, "replay_routing": False,
 }  # fmt: skip
 HIGHER = PpoClip(eps_low=0.2, eps_high=0.28)
 S3AC = {
     "select": Daps(4.0, 0.1, 0.99), "advantage": LengthAdaptiveGae(1.5, False),
     "surrogate": Cispo(0.0, 1.0, 4.0), "average": TokenMean(), "guard": S3AC_GUARD,
-    "critic": CriticSpec(2, 1.0, 0.5, "tokens", "coverage", True, 0),
+    "critic": CriticSpec(2, 1.0, 0.5, "tokens", "coverage", True, 0), "replay_routing": True,
 }  # fmt: skip
 PPO = {
     "advantage": Gae(0.95, True), "average": TokenMean(), "responses_per_prompt": 1,
@@ -49,7 +49,10 @@ LITERALS = {
     "dr_grpo": {"advantage": GroupRelative(False), "average": ConstantLength(3000)},
     "dapo": DAPO,
     "grpo_x": DAPO
-    | {"shaping": None, "guard": S3AC_GUARD, "entropy": Gepo(0.5, 0.2, 0.2, 0.3, 0.01)},
+    | {
+        "shaping": None, "guard": S3AC_GUARD, "entropy": Gepo(0.5, 0.2, 0.2, 0.3, 0.01),
+        "replay_routing": True,
+    },
     "reinforce_pp": {
         "advantage": Reinforce("none", True), "average": TokenMean(), "responses_per_prompt": 1,
     },
@@ -77,6 +80,7 @@ LITERALS = {
     | {
         "select": Uniform(), "surrogate": Band(0.0, 0.7, 6.0), "guard": NoGuard(),
         "critic": CriticSpec(2, 1.0, 0.5, "tokens", "none", True, 10), "responses_per_prompt": 1,
+        "replay_routing": False,
     },
 }  # fmt: skip
 
