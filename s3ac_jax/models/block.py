@@ -130,14 +130,20 @@ class Block(nnx.Module):
 
 
 class MLP(Block):
-    """SwiGLU weights of all layers with a plain MLP."""
+    """SwiGLU weights of all layers that have the block `name`, by default those with a plain MLP.
 
-    def __init__(self, spec: DecoderSpec, *, rngs: nnx.Rngs):
-        super().__init__(spec, "mlp")
-        width, hidden = {"embed": spec.hidden_size}, {"mlp": spec.intermediate_size}
-        self.matrix(rngs, "gate", width, hidden)
-        self.matrix(rngs, "up", width, hidden)
-        self.matrix(rngs, "down", hidden, width)
+    hidden: inner width, None for the spec's.
+    """
+
+    def __init__(
+        self, spec: DecoderSpec, *, rngs: nnx.Rngs, name: str = "mlp", hidden: int | None = None
+    ):
+        super().__init__(spec, name)
+        inner = {"mlp": spec.intermediate_size if hidden is None else hidden}
+        width = {"embed": spec.hidden_size}
+        self.matrix(rngs, "gate", width, inner)
+        self.matrix(rngs, "up", width, inner)
+        self.matrix(rngs, "down", inner, width)
 
     def __call__(self, x: Float[Array, "N D"]) -> Float[Array, "N D"]:
         """down(silu(gate x) * up x).

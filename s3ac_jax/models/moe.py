@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from s3ac_jax.models.block import Block, base_dtype, normal
+from s3ac_jax.models.block import MLP, Block, base_dtype, normal
 from s3ac_jax.models.grouped import expert_outputs
-from s3ac_jax.models.spec import DecoderSpec, MoeSpec
+from s3ac_jax.models.spec import DecoderSpec
 from s3ac_jax.parallel.mesh import over_experts
 
 
@@ -78,21 +78,6 @@ def mix(
     return jnp.einsum("nkd,nk->nd", outputs, gates.astype(x.dtype))
 
 
-class SharedExpert(Block):
-    """The expert that every token passes, for all MoE layers, stacked."""
-
-    def __init__(self, spec: DecoderSpec, moe: MoeSpec, *, rngs: nnx.Rngs):
-        super().__init__(spec, "moe")
-        width, hidden = {"embed": spec.hidden_size}, {"mlp": moe.shared_width}
-        self.matrix(rngs, "gate", width, hidden)
-        self.matrix(rngs, "up", width, hidden)
-        self.matrix(rngs, "down", hidden, width)
-
-    def __call__(self, x: Float[Array, "N D"]) -> Float[Array, "N D"]:
-        """SwiGLU. Source: GLU variants improve Transformer (2002.05202), eq. 6."""
-        return self.times("down", jax.nn.silu(self.times("gate", x)) * self.times("up", x))
-
-
 class MoE(Block):
     """Router, experts and shared expert of all MoE layers, stacked."""
 
@@ -115,7 +100,7 @@ class MoE(Block):
         self.up = normal(rngs, spec.init_std, up, up_axes, dtype)
         self.down = normal(rngs, spec.init_std, down, down_axes, dtype)
         if moe.shared_width:
-            self.shared = SharedExpert(spec, moe, rngs=rngs)
+            self.shared = MLP(spec, rngs=rngs, name="moe", hidden=moe.shared_width)
             self.shared_gate = normal(rngs, spec.init_std, (layers, width), ("layers", "embed"))
 
     def __call__(
