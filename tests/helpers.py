@@ -140,7 +140,7 @@ def make_scored(seed, prompt_lengths, response_lengths, *, vocab=17) -> Scored:
     rollout = Rollout(
         prompt, tokens.astype(np.int32), np.asarray(response_lengths, np.int32),
         rng.uniform(-3, 0, size=tokens.shape).astype(np.float32), rng.random(rows) < 0.7,
-        np.zeros(rows, np.int32),
+        np.zeros(tokens.shape, np.int32),
     )  # fmt: skip
     success = rng.random(rows) < 0.5
     success[:2] = [True, False][:rows]

@@ -49,11 +49,11 @@ class Prompt:
 class Rollout:
     """B responses as the sampler returned them, token ids only, right-padded.
 
-    logp: nats, of the distribution that was sampled from. stopped: True when the response ended
-    with a stop token, False when it met the length limit. version: weights that made it.
-    routing: experts of each token, prompt first and response behind it, S = both; L the layers
+    logp: nats, under softmax(logits / temperature). stopped: True when the response ended with a
+    stop token, False when it met the length limit. version: weights that made each token, -1 where
+    there is none; they differ within a response when weights changed while it was made. routing: experts of each token, prompt first and response behind it, S = both; L the layers
     with experts, k experts per token, -1 where not recorded (a last token is never read). None
-    when nothing was recorded.
+    when nothing was recorded. aborted: cut off before its end, not to be trained on; None for none.
     """
 
     prompt: Prompt
@@ -61,8 +61,9 @@ class Rollout:
     num_tokens: Int[Array, "B"]
     logp: Float[Array, "B T"]
     stopped: Bool[Array, "B"]
-    version: Int[Array, "B"]
+    version: Int[Array, "B T"]
     routing: Int16[Array, "B S L k"] | None = None
+    aborted: Bool[Array, "B"] | None = None
 
 
 @record

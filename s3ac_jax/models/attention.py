@@ -49,10 +49,13 @@ def attend(
     k_BKSd: Float[Array, "B K S d"],
     v_BKSd: Float[Array, "B K S d"],
     mask_BTS: Bool[Array, "B T S"],
+    scales_BKS: tuple[Float[Array, "B K S"], Float[Array, "B K S"]] | None = None,
 ) -> Float[Array, "B H T d"]:
     """Grouped-query attention; a query row with nothing to read returns a finite mean of values.
 
-    Scores and softmax are float32, the result has the dtype of the values.
+    Scores and softmax are float32, the result has the dtype of the values, of the queries where
+    keys and values are quantised. scales_BKS: what one unit of each key and value is worth; it is
+    applied to scores and weights, which are smaller than what it belongs to.
 
     Source: Attention is all you need (1706.03762), eq. 1; GQA (2305.13245).
     """
@@ -62,11 +65,17 @@ def attend(
     # Query heads of one key head are folded into its token axis, so that both products are
     # plain batched matmuls [B*K, group*T, d] x [B*K, d, S].
     q = q_BHTd.reshape(batch, kv_heads, group * tokens, dim) * (dim**-0.5)
+    if scales_BKS is not None:
+        k_BKSd, v_BKSd = k_BKSd.astype(q.dtype), v_BKSd.astype(q.dtype)
     scores = jnp.einsum("bkqd,bksd->bkqs", q, k_BKSd, preferred_element_type=jnp.float32)
+    if scales_BKS is not None:
+        scores = scores * scales_BKS[0][:, :, None]
     scores = scores.reshape(batch, kv_heads, group, tokens, -1)
     scores = jnp.where(mask_BTS[:, None, None], scores, _MASKED)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v_BKSd.dtype)
-    weights = weights.reshape(batch, kv_heads, group * tokens, -1)
+    weights = jax.nn.softmax(scores, axis=-1).reshape(batch, kv_heads, group * tokens, -1)
+    if scales_BKS is not None:
+        weights = weights * scales_BKS[1][:, :, None]
+    weights = weights.astype(v_BKSd.dtype)
     return jnp.einsum("bkqs,bksd->bkqd", weights, v_BKSd).reshape(batch, heads, tokens, dim)
 
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Int16
+from jaxtyping import Array, Bool, Float, Int, Int16
 
 from s3ac_jax.models import attention
 from s3ac_jax.models.block import MLP, base_dtype, filled, normal, rms_norm
-from s3ac_jax.models.cache import Cache, KVCache
+from s3ac_jax.models.cache import Cache
 from s3ac_jax.models.delta import LinearAttention
 from s3ac_jax.models.moe import MoE
 from s3ac_jax.models.spec import DecoderSpec
@@ -28,7 +28,6 @@ class Kept(NamedTuple):
     layers: output of each layer. routing: experts of each token, L the MoE layers; int16.
     """
 
-    cache: Cache | None
     layers: Float[Array, "L B T D"] | None
     routing: Int16[Array, "B T L k"] | None
 
@@ -129,25 +128,21 @@ class Decoder(nnx.Module):
     ) -> tuple[Float[Array, "B T D"], Kept]:
         """Final-norm hidden states [B, T, D] of whole rows, and what `keep` names of `Kept`.
 
-        keep: "cache" needs rows that are right-padded, one segment each. routing: experts to use
-        instead of the router's, -1 where not recorded.
+        routing: experts to use instead of the router's, -1 where not recorded.
         Raises ValueError when it is of another model's layers or experts per token.
         Source: Qwen2 technical report (2407.10671); Rollout routing replay (2510.11370).
         """
         mask = attention.packed_mask(segment_ids)
         real = segment_ids.reshape(-1) > 0
         shape = (*tokens.shape, self.spec.hidden_size)
-        with_cache, with_routing = "cache" in keep, "routing" in keep
 
         def mix(kind, block, x, rest, given, number):
             if kind == "linear_attn":
-                y, state = block(x, segment_ids, keep=with_cache)
-                return y, rest, state
+                return block(x, segment_ids), rest, None
             q, k, v = block.project(x, positions)
-            y = block.out(attention.attend(q, k, v, mask), x)
-            return y, rest, KVCache(k, v) if with_cache else None
+            return block.out(attention.attend(q, k, v, mask), x), rest, None
 
-        feed = functools.partial(_feed, real=real, keep=with_routing)
+        feed = functools.partial(_feed, real=real, keep="routing" in keep)
         extra = {}
         if routing is not None and self.spec.moe is not None:
             want = len(self.spec.layers_with("moe")), self.spec.moe.per_token
@@ -160,10 +155,47 @@ class Decoder(nnx.Module):
         (x, _), kept = self._scan(mix, feed, carry, extra, keep_layers="layers" in keep)
         hidden = self._norm(x, self.final_norm[...]).reshape(shape)
         return hidden, Kept(
-            Cache(kept.get("attn"), kept.get("linear_attn")) if with_cache else None,
             kept["layer"].reshape(-1, *shape) if "layers" in keep else None,
             _by_token(kept.get("moe"), tokens.shape),
         )
+
+    def extend(
+        self,
+        tokens: Int[Array, "B T"],
+        start: Int[Array, ""],
+        real: Bool[Array, "B T"],
+        cache: Cache,
+        *,
+        keep_routing: bool = False,
+    ) -> tuple[Cache, Int16[Array, "B T L k"] | None]:
+        """The cache with the tokens of places start..start+T of all rows in it, and their experts.
+
+        real: False for the padding behind a row's end, whose entries must not be read. start + T
+        must not exceed the cache.
+        Source: ours: `__call__` cut along the row, so that a long prompt needs scores of T rows at
+        a time; the two agree to rounding (tested).
+        """
+        places = start + jnp.arange(tokens.shape[1])
+        positions = jnp.broadcast_to(places, tokens.shape)
+        mask = None
+        if cache.kv is not None:
+            mask = (jnp.arange(cache.kv.tokens) <= places[:, None])[None]
+
+        def mix(kind, block, x, cache, given, number):
+            if kind == "linear_attn":
+                state = jax.tree.map(lambda all_layers: all_layers[number], cache.linear)
+                y, state = block.extend(x, real, state)
+                return y, cache.with_linear(number, state), None
+            q, k, v = block.project(x, positions)
+            kv = cache.kv.write_span(number, start, k, v)
+            keys, values, scales = kv.layer(number)
+            attended = attention.attend(q, keys, values, mask, scales)
+            return block.out(attended.astype(x.dtype), x), cache._replace(kv=kv), None
+
+        feed = functools.partial(_feed, real=real.reshape(-1), keep=keep_routing)
+        carry = (self._lookup(tokens), cache)
+        (_, cache), kept = self._scan(mix, feed, carry, {}, indexed=True)
+        return cache, _by_token(kept.get("moe"), tokens.shape)
 
     def decode(
         self,
@@ -180,25 +212,19 @@ class Decoder(nnx.Module):
         scan, so that XLA updates it in place.
         Source: ours: the decode half of `__call__`; the two agree to rounding (tested).
         """
-        rows = jnp.arange(tokens.shape[0])
         mask = None
         if cache.kv is not None:
-            mask = jnp.arange(cache.kv.keys.shape[3])[None, None, :] <= positions[:, None, None]
+            mask = jnp.arange(cache.kv.tokens)[None, None, :] <= positions[:, None, None]
 
         def mix(kind, block, x, cache, given, number):
             if kind == "linear_attn":
                 state = jax.tree.map(lambda all_layers: all_layers[number], cache.linear)
                 y, state = block.decode(x, state)
-                linear = jax.tree.map(
-                    lambda all_layers, new: all_layers.at[number].set(new), cache.linear, state
-                )
-                return y, cache._replace(linear=linear), None
-            q, *new = block.project(x, positions[:, None])
-            kv = KVCache(*(
-                old.at[number, rows, :, positions].set(one[:, :, 0].astype(old.dtype), mode="drop")
-                for old, one in zip(cache.kv, new, strict=True)
-            ))  # fmt: skip
-            attended = attention.attend(q, kv.keys[number], kv.values[number], mask)
+                return y, cache.with_linear(number, state), None
+            q, k, v = block.project(x, positions[:, None])
+            kv = cache.kv.write_column(number, positions, k[:, :, 0], v[:, :, 0])
+            keys, values, scales = kv.layer(number)
+            attended = attention.attend(q, keys, values, mask, scales)
             return block.out(attended.astype(x.dtype), x), cache._replace(kv=kv), None
 
         feed = functools.partial(_feed, real=jnp.ones(tokens.shape, bool), keep=keep_routing)

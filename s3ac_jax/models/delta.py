@@ -74,10 +74,11 @@ def chunked(
     beta: Float[Array, "B H T"],
     run: Int[Array, "B T"],
     chunk: int,
+    state: Float[Array, "B H k v"] | None = None,
 ) -> tuple[Float[Array, "B H T v"], Float[Array, "B H k v"]]:
     """Outputs of whole rows and the state after them, all float32.
 
-    Within a chunk the corrections d solve a unit lower triangular system; only S goes from chunk
+    state: what the run of the first token has left so far, None at its start. Within a chunk the corrections d solve a unit lower triangular system; only S goes from chunk
     to chunk. Nothing is carried from one run to the next.
     Source: Parallelizing linear transformers with the delta rule (2406.06484), section 3, with the
     decay of Gated delta networks (2412.06464), eq. 10.
@@ -97,7 +98,9 @@ def chunked(
     q, k, v, log_decay, beta = map(cut, (q, k, v, log_decay, beta))
     run = jnp.pad(run, ((0, 0), (0, turns * size - tokens)), mode="edge")
     run = jnp.moveaxis(run.reshape(batch, 1, turns, size), 2, 0)
-    entered = jnp.concatenate([jnp.zeros_like(run[:1, ..., -1:]), run[:-1, ..., -1:]])
+    # No run has the number 0.
+    first = jnp.zeros_like(run[:1, ..., :1]) if state is None else run[:1, ..., :1]
+    entered = jnp.concatenate([first, run[:-1, ..., -1:]])
 
     total = jnp.cumsum(log_decay, axis=-1)
     lower = jnp.tril(jnp.ones((size, size), bool))
@@ -124,9 +127,10 @@ def chunked(
         added = jnp.einsum("bhjk,bhjv->bhkv", k * left[..., None], delta, precision=_EXACT)
         return state * last[..., None, None] + added, out
 
-    start = jnp.zeros((batch, heads, q.shape[-1], v.shape[-1]), jnp.float32)
+    if state is None:
+        state = jnp.zeros((batch, heads, q.shape[-1], v.shape[-1]), jnp.float32)
     xs = (q, k, new, removed, within, carried, left, carried[..., -1])
-    state, out = jax.lax.scan(turn, start, xs)
+    state, out = jax.lax.scan(turn, state, xs)
     out = jnp.moveaxis(out, 0, 2).reshape(batch, heads, turns * size, -1)
     return out[:, :, :tokens], state
 
@@ -235,34 +239,59 @@ class LinearAttention(Block):
         return self.times("out", (o * jax.nn.silu(z)).astype(x.dtype).reshape(len(o), -1))
 
     def __call__(
-        self, x: Float[Array, "N D"], segment_ids: Int[Array, "B T"], *, keep: bool
-    ) -> tuple[Float[Array, "N D"], LinearState | None]:
-        """Whole rows, and with `keep` the state after the last real token of each.
+        self, x: Float[Array, "N D"], segment_ids: Int[Array, "B T"]
+    ) -> Float[Array, "N D"]:
+        """Whole rows.
 
         Source: Gated delta networks (2412.06464), section 3.4, in the order of Qwen3.5's weights.
         """
+        return self._rows(x, segment_ids > 0, runs(segment_ids), None)[0]
+
+    def extend(
+        self, x: Float[Array, "N D"], real: Bool[Array, "B T"], state: LinearState
+    ) -> tuple[Float[Array, "N D"], LinearState]:
+        """T more tokens of each row, right-padded, and the state after the last real one.
+
+        Source: ours: `__call__` cut along the row; the two agree to rounding (tested).
+        """
+        out, after = self._rows(x, real, jnp.ones(real.shape, jnp.int32), state)
+        assert after is not None
+        return out, after
+
+    def _rows(self, x: Array, real: Array, run: Array, state: LinearState | None):
+        """Outputs, and the state after the last real token where there was one before."""
         linear = self.spec.linear_attention
         assert linear is not None
-        batch, tokens = segment_ids.shape
-        real = segment_ids > 0
+        batch, tokens = real.shape
         # Padding is silenced before the projections, or it bleeds through the convolution.
         x = jnp.where(real.reshape(-1, 1), x, 0.0)
-        run = runs(segment_ids)
         columns = self._columns(x, (batch, tokens))
-        taps = self._taps()
+        taps, before = self._taps(), 0
+        if state is not None:
+            before = linear.conv_width - 1
+            columns = tuple(
+                jnp.concatenate([old.astype(new.dtype), new], axis=1)
+                for old, new in zip(state[:3], columns, strict=True)
+            )
+            real_from_before = jnp.pad(real, ((0, 0), (before, 0)), constant_values=True)
+        long_run = jnp.pad(run, ((0, 0), (before, 0)), mode="edge")
         mixed = (
-            causal_conv(column, tap[...], run) for column, tap in zip(columns, taps, strict=True)
+            causal_conv(column, tap[...], long_run)[:, before:]
+            for column, tap in zip(columns, taps, strict=True)
         )
         q, k, v = (y.transpose(0, 2, 1, 3) for y in self._heads(*mixed))
         beta, log_decay = (
             jnp.where(real[:, None], y.reshape(batch, tokens, -1).transpose(0, 2, 1), 0.0)
             for y in self._rates(x)
         )
-        out, memory = chunked(q, k, v, log_decay, beta, run, linear.chunk)
+        memory = None if state is None else state.memory
+        out, memory = chunked(q, k, v, log_decay, beta, run, linear.chunk, memory)
         out = out.transpose(0, 2, 1, 3).reshape(batch * tokens, linear.value_heads, -1)
-        state = None
-        if keep:
-            q, k, v = (_latest(column, real, linear.conv_width - 1) for column in columns)
+        if state is not None:
+            q, k, v = (
+                _latest(column, real_from_before, before).astype(old.dtype)
+                for column, old in zip(columns, state[:3], strict=True)
+            )
             state = LinearState(q, k, v, memory)
         return self._out(out, x), state
 
@@ -292,9 +321,6 @@ class LinearAttention(Block):
 
 
 def _latest(columns: Array, real: Bool[Array, "B T"], count: int) -> Array:
-    """The last `count` columns before the trailing padding of each row, 0 before its start."""
-    end = jnp.sum(real, axis=1)
-    places = end[:, None] - count + jnp.arange(count)
-    index = jnp.maximum(places, 0)[..., None, None]
-    found = jnp.take_along_axis(columns, index, axis=1)
-    return jnp.where((places >= 0)[..., None, None], found, 0.0)
+    """The last `count` columns before the trailing padding of each row; it has as many."""
+    places = jnp.sum(real, axis=1)[:, None] - count + jnp.arange(count)
+    return jnp.take_along_axis(columns, places[..., None, None], axis=1)

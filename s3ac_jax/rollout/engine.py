@@ -2,7 +2,7 @@
 
 Prefill computes keys and values of whole prompts; insert copies them into free slots; generate
 advances every slot by several tokens in one dispatch. All shapes are static. A token depends on
-(weights, prompt, seed, its place in the response) and on nothing else: not on the slot, the
+(weights, prompt, settings, its place in the response) and on nothing else: not on the slot, the
 other requests, or the order of admission.
 """
 
@@ -12,22 +12,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Int16, Key, UInt32
+from jaxtyping import Array, Bool, Float, Int, Int16, Key
 
 from s3ac_jax.core.types import PyTree
-from s3ac_jax.models.cache import Cache, empty_cache, insert
+from s3ac_jax.models.cache import Cache, KVDtype, empty_cache, insert
 from s3ac_jax.models.network import Network
-
-
-class Sampling(NamedTuple):
-    """Per-request settings, one entry each. temperature 0 is greedy. max_tokens: response tokens.
-
-    Source: ours.
-    """
-
-    seed: UInt32[Array, "B"]
-    temperature: Float[Array, "B"]
-    max_tokens: Int[Array, "B"]
+from s3ac_jax.rollout.backend import MAX_STOP_IDS, Sampling
 
 
 class Prefix(NamedTuple):
@@ -71,15 +61,42 @@ class Block(NamedTuple):
     routing: Int16[Array, "B T L k"] | None
 
 
-def sample(logits: Float[Array, "B V"], keys: Key[Array, "B"], temperature: Float[Array, "B"]):
+def nucleus(
+    logits: Float[Array, "B V"], top_p: Float[Array, "B"], top_k: Int[Array, "B"]
+) -> Bool[Array, "B V"]:
+    """Tokens left to be drawn: the likeliest whose probabilities reach top_p, at most top_k of them.
+
+    At least one; tokens as likely as the last of them stay with it. top_k 0: any number.
+    Source: The curious case of neural text degeneration (1904.09751), section 3.1; Hierarchical
+    neural story generation (1805.04833), section 5.3, for top_k.
+    """
+    falling = -jnp.sort(-logits, axis=-1)
+    share = jax.nn.softmax(falling, axis=-1)
+    rank = jnp.arange(logits.shape[-1])
+    taken = jnp.cumsum(share, axis=-1) - share < top_p[:, None]
+    taken &= (rank < top_k[:, None]) | (top_k[:, None] <= 0)
+    last = jnp.maximum(jnp.sum(taken, axis=-1), 1) - 1
+    return logits >= jnp.take_along_axis(falling, last[:, None], axis=-1)
+
+
+def sample(logits: Float[Array, "B V"], keys: Key[Array, "B"], sampling: Sampling):
     """A token for each row and its log-prob under softmax(logits / temperature), fp32.
 
+    The log-prob is that of the whole distribution, also where top_p or top_k leave out a part of
+    it: a trainer reads the same.
     Source: Gumbel-max trick (Maddison et al. 2014, A* sampling, section 2).
     """
-    greedy = temperature <= 0
-    scaled = logits / jnp.where(greedy, 1.0, temperature)[:, None]
+    greedy = sampling.temperature <= 0
+    scaled = logits / jnp.where(greedy, 1.0, sampling.temperature)[:, None]
+    # Sorting a vocabulary takes longer than all else here: only if somebody asks for it.
+    cuts = ~greedy & ((sampling.top_p < 1) | (sampling.top_k > 0))
+    left = jax.lax.cond(
+        cuts.any(),
+        lambda: jnp.where(nucleus(scaled, sampling.top_p, sampling.top_k), scaled, -jnp.inf),
+        lambda: scaled,
+    )
     noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(keys)
-    tokens = jnp.argmax(jnp.where(greedy[:, None], scaled, scaled + noise), axis=-1)
+    tokens = jnp.argmax(jnp.where(greedy[:, None], scaled, left + noise), axis=-1)
     chosen = jnp.arange(logits.shape[-1]) == tokens[:, None]
     logp = jax.nn.log_softmax(scaled, axis=-1)
     return tokens.astype(jnp.int32), jnp.sum(jnp.where(chosen, logp, 0.0), axis=-1)
@@ -90,8 +107,10 @@ class Engine:
     """Decode slots over a policy network.
 
     slots: responses in flight. cache_tokens: longest prompt plus response. steps_per_dispatch:
-    tokens per slot between two looks by the host. record_routing: return the experts of each
-    token; nothing for a model without experts.
+    tokens per slot between two looks by the host. stop_ids: what ends a response whose request
+    does not say. record_routing: return the experts of each token; nothing for a model without
+    experts. kv_dtype: of keys and values in the slots. prefill_chunk: tokens of a prompt that are
+    read at a time, 0 for all.
     Source: JetStream engine API (google/JetStream, engine_api.py, 0.2.2): prefill, insert,
     generate; batched prefill and insert as its later bulk_insert.
     """
@@ -102,6 +121,8 @@ class Engine:
     steps_per_dispatch: int
     stop_ids: tuple[int, ...]
     record_routing: bool = False
+    kv_dtype: KVDtype = "auto"
+    prefill_chunk: int = 0
 
     @property
     def routing_shape(self) -> tuple[int, int] | None:
@@ -114,24 +135,47 @@ class Engine:
     def init_decode_state(self, params: PyTree) -> DecodeState:
         """Empty slots; `params` is there for the interface. Source: JetStream engine API."""
         zeros = jnp.zeros(self.slots, jnp.int32)
-        seeds = jnp.zeros(self.slots, jnp.uint32)
-        cache = empty_cache(self.network.spec, self.slots, self.cache_tokens)
+        seeds, floats = jnp.zeros(self.slots, jnp.uint32), jnp.zeros(self.slots)
+        stops = jnp.full((self.slots, MAX_STOP_IDS), -1)
+        cache = empty_cache(self.network.spec, self.slots, self.cache_tokens, self.kv_dtype)
         return DecodeState(
             cache=cache, token=zeros, position=zeros, made=zeros, active=zeros > 0,
             keys=jax.vmap(jax.random.key)(seeds),
-            sampling=Sampling(seeds, zeros.astype(jnp.float32), zeros),
+            sampling=Sampling(seeds, floats, zeros, floats, zeros, stops),
         )  # fmt: skip
 
     @functools.partial(jax.jit, static_argnums=0)
     def prefill(self, params: PyTree, tokens: Int[Array, "P T"], lengths: Int[Array, "P"]):
-        """What right-padded prompts leave behind. Source: JetStream engine API, batched."""
-        places = jnp.arange(tokens.shape[1])
-        positions = jnp.broadcast_to(places, tokens.shape)
-        # A recurrent state can't be rewritten like a key: the last token is left for decoding.
-        segment_ids = (places < lengths[:, None] - 1).astype(jnp.int32)
-        keep = ("cache", "routing") if self.routing_shape else ("cache",)
-        _, kept = self.network.bind(params)(tokens, positions, segment_ids, keep=keep)
-        return Prefix(kept.cache, tokens, lengths, kept.routing)
+        """What right-padded prompts leave behind; read chunk by chunk up to the longest one's end.
+
+        Source: JetStream engine API, batched; Sarathi (2308.16369), section 4, for the chunks.
+        """
+        rows, width = tokens.shape
+        chunk = min(self.prefill_chunk or width, width)
+        turns = -(-width // chunk)
+        padded = jnp.pad(tokens, ((0, 0), (0, turns * chunk - width)))
+        recorded = self.routing_shape
+        cache = empty_cache(self.network.spec, rows, turns * chunk)
+        routing = jnp.zeros((*padded.shape, *recorded), jnp.int16) if recorded else None
+        model = self.network.bind(params)
+
+        def turn(carry):
+            number, cache, routing = carry
+            start = number * chunk
+            part = jax.lax.dynamic_slice_in_dim(padded, start, chunk, axis=1)
+            # A recurrent state can't be rewritten like a key: the last token is left for decoding.
+            real = start + jnp.arange(chunk) < lengths[:, None] - 1
+            cache, chosen = model.extend(part, start, real, cache, keep_routing=bool(recorded))
+            if routing is not None:
+                routing = jax.lax.dynamic_update_slice_in_dim(routing, chosen, start, axis=1)
+            return number + 1, cache, routing
+
+        def more(carry):
+            return carry[0] * chunk < jnp.max(lengths) - 1
+
+        carry = (jnp.int32(0), cache, routing)
+        _, cache, routing = turn(carry) if turns == 1 else jax.lax.while_loop(more, turn, carry)
+        return Prefix(cache, tokens, lengths, None if routing is None else routing[:, :width])
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
     def insert(
@@ -163,6 +207,11 @@ class Engine:
             sampling=Sampling(*map(put, state.sampling, sampling)),
         )
 
+    @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+    def release(self, state: DecodeState, slots: Bool[Array, "B"]) -> DecodeState:
+        """Ends the responses in these slots. Source: ours; JetStream's later free_resource."""
+        return state._replace(active=state.active & ~slots)
+
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
     def generate(self, params: PyTree, state: DecodeState) -> tuple[DecodeState, Block]:
         """Up to `steps_per_dispatch` tokens for every active slot; ends early when none is left.
@@ -188,9 +237,10 @@ class Engine:
                 "bd,dv->bv", hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32
             )
             keys = jax.vmap(jax.random.fold_in)(state.keys, state.made)
-            tokens, logp = sample(logits, keys, state.sampling.temperature)
+            tokens, logp = sample(logits, keys, state.sampling)
             made = state.made + state.active
-            stopped = state.active & jnp.isin(tokens, jnp.array(self.stop_ids))
+            stops = jnp.any(tokens[:, None] == state.sampling.stop_ids, axis=1)
+            stopped = state.active & stops
             active = state.active & ~stopped & (made < state.sampling.max_tokens)
             block = Block(
                 block.tokens.at[number].set(tokens), block.logp.at[number].set(logp),

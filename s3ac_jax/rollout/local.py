@@ -1,11 +1,43 @@
 """Rollouts in the trainer's own process: a single-threaded, deterministic batching loop."""
 
+import dataclasses
+import threading
+from typing import Any
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from s3ac_jax.core.types import Prompt, PyTree, Rollout
-from s3ac_jax.rollout.engine import Engine, Sampling
+from s3ac_jax.rollout.backend import RolloutError, Sampling, fingerprint_of
+from s3ac_jax.rollout.engine import Block, Engine
+
+
+@dataclasses.dataclass
+class _Made:
+    """The responses of one call while they grow. owner: request in each slot, -1 for none."""
+
+    tokens: np.ndarray
+    logp: np.ndarray
+    count: np.ndarray
+    stopped: np.ndarray
+    routing: np.ndarray | None
+    owner: np.ndarray
+
+    def take(self, block: Block, prompt: Prompt) -> None:
+        """One vectorised write for a whole block: no Python per token."""
+        slot, step = np.nonzero(block.valid & (self.owner >= 0)[:, None])
+        request = self.owner[slot]
+        place = self.count[request] + step
+        self.tokens[request, place] = block.tokens[slot, step]
+        self.logp[request, place] = block.logp[slot, step]
+        if self.routing is not None:
+            read = prompt.num_tokens[request] - 1 + place
+            self.routing[request, read] = block.routing[slot, step]
+        busy = np.flatnonzero(self.owner >= 0)
+        self.count[self.owner[busy]] += block.valid[busy].sum(axis=1, dtype=np.int32)
+        done = busy[block.finished[busy]]
+        self.stopped[self.owner[done]] = block.stopped[done]
+        self.owner[done] = -1
 
 
 class LocalRollout:
@@ -13,8 +45,9 @@ class LocalRollout:
 
     insert_batch: requests prefilled and inserted per call. max_prompt_tokens,
     max_response_tokens: limits of one request. Admission is longest prompt first, so that the
-    long responses do not all start last.
-    Source: ours, on JetStream's engine interface.
+    long responses do not all start last. On several hosts every one of them makes the same calls
+    in the same order: what is decided here follows from the requests and the blocks alone.
+    Source: ours, on JetStream's engine interface; the protocol is that of `rollout/backend.py`.
     """
 
     def __init__(
@@ -29,9 +62,14 @@ class LocalRollout:
         self.insert_batch = insert_batch
         self.max_prompt_tokens = max_prompt_tokens
         self.max_response_tokens = max_response_tokens
+        self.version = -1
         self._params: PyTree = None
         self._state = None
-        self.version = -1
+        self._fingerprint: str | None = None
+        self._counts = {"requests": 0, "tokens": 0, "aborted": 0}
+        self._going = threading.Event()
+        self._going.set()
+        self._cut = threading.Event()
 
     def update_weights(self, params: PyTree, version: int) -> None:
         """The weights of all later tokens, cast once to the dtype they are used in.
@@ -39,6 +77,7 @@ class LocalRollout:
         What needs no cast is shared, not copied. Source: ours.
         """
         self._params, self.version = self.engine.network.in_compute_dtype(params), version
+        self._fingerprint = None
 
     def generate(self, prompt: Prompt, sampling: Sampling, *, keep_routing: bool = True) -> Rollout:
         """One response for each of the B prompts, in their order.
@@ -46,64 +85,85 @@ class LocalRollout:
         keep_routing: False leaves out what the engine may have recorded, for responses that nobody
         trains on.
         Raises ValueError when a prompt or a limit exceeds what the engine was built for, and
-        RuntimeError before the first `update_weights`.
+        RolloutError before the first `update_weights` and after `close`.
         Source: ours.
         """
-        self._check(prompt, sampling)
+        if self._params is None:
+            raise RolloutError("no weights: call update_weights(params, version) first")
+        check_request(prompt, sampling, self.max_prompt_tokens, self.max_response_tokens)
+        self._cut.clear()
         if self._state is None:
             self._state = jax.jit(self.engine.init_decode_state)(self._params)
         rows = len(prompt.index)
-        tokens = np.zeros((rows, self.max_response_tokens), np.int32)
-        logp = np.zeros((rows, self.max_response_tokens), np.float32)
-        made = np.zeros(rows, np.int32)
-        stopped = np.zeros(rows, bool)
-        routing = self._no_routing(rows, prompt.tokens.shape[1]) if keep_routing else None
+        shape = rows, self.max_response_tokens
+        routing = None
+        if keep_routing:
+            routing = no_routing(self.engine.routing_shape, rows, prompt.tokens.shape[1] + shape[1])
+        made = _Made(
+            np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.zeros(rows, np.int32),
+            np.zeros(rows, bool), routing, np.full(self.engine.slots, -1),
+        )  # fmt: skip
         waiting = np.argsort(-np.asarray(prompt.num_tokens), kind="stable")
-        owner = np.full(self.engine.slots, -1)
-        while waiting.size or (owner >= 0).any():
-            waiting = self._admit(prompt, sampling, waiting, owner, routing)
+        while (waiting.size or (made.owner >= 0).any()) and not self._cut.is_set():
+            self._going.wait()
+            waiting = self._admit(prompt, sampling, waiting, made)
             self._state, block = self.engine.generate(self._params, self._state)
-            block = jax.device_get(block if keep_routing else block._replace(routing=None))
-            # One vectorised write for the whole block: no Python per token.
-            slot, step = np.nonzero(block.valid & (owner >= 0)[:, None])
-            request = owner[slot]
-            place = made[request] + step
-            tokens[request, place] = block.tokens[slot, step]
-            logp[request, place] = block.logp[slot, step]
-            if routing is not None:
-                read = prompt.num_tokens[request] - 1 + place
-                routing[request, read] = block.routing[slot, step]
-            busy = np.flatnonzero(owner >= 0)
-            made[owner[busy]] += block.valid[busy].sum(axis=1, dtype=np.int32)
-            done = busy[block.finished[busy]]
-            stopped[owner[done]] = block.stopped[done]
-            owner[done] = -1
-        if not np.isfinite(logp).all():
+            made.take(
+                jax.device_get(block if keep_routing else block._replace(routing=None)), prompt
+            )
+        aborted = None
+        if waiting.size or (made.owner >= 0).any():
+            aborted = np.zeros(rows, bool)
+            aborted[waiting] = aborted[made.owner[made.owner >= 0]] = True
+            self._state = self.engine.release(self._state, np.ones(self.engine.slots, bool))
+            self._counts["aborted"] += int(aborted.sum())
+        if not np.isfinite(made.logp).all():
             # A NaN in a slot's cache outlives the weights that made it: 0 times NaN is NaN.
             self._state = None
-        version = np.full(rows, self.version, np.int32)
-        return Rollout(prompt, tokens, made, logp, stopped, version, routing)
+        self._counts["requests"] += rows
+        self._counts["tokens"] += int(made.count.sum())
+        exists = np.arange(shape[1]) < made.count[:, None]
+        version = np.where(exists, self.version, -1).astype(np.int32)
+        return Rollout(
+            prompt, made.tokens, made.count, made.logp, made.stopped, version, routing, aborted
+        )
 
-    def _no_routing(self, rows: int, prompt_tokens: int) -> np.ndarray | None:
-        shape = self.engine.routing_shape
-        if shape is None:
-            return None
-        return np.full((rows, prompt_tokens + self.max_response_tokens, *shape), -1, np.int16)
+    def abort(self) -> None:
+        """From another thread: a call in progress returns at its next look. Source: ours."""
+        self._cut.set()
+        self._going.set()
+
+    def pause(self) -> None:
+        """From another thread: a call in progress waits at its next look. Source: ours."""
+        self._going.clear()
+
+    def resume(self) -> None:
+        """Ends a pause. Source: ours."""
+        self._going.set()
+
+    def stats(self) -> dict[str, Any]:
+        """requests, tokens and aborted responses so far; the weights' version and fingerprint.
+
+        Source: ours.
+        """
+        if self._fingerprint is None and self._params is not None:
+            self._fingerprint = fingerprint_of(self._params)
+        return {**self._counts, "version": self.version, "fingerprint": self._fingerprint}
+
+    def close(self) -> None:
+        """Gives up the weights and the cache. Source: ours."""
+        self.abort()
+        self._params = self._state = self._fingerprint = None
 
     def _admit(
-        self,
-        prompt: Prompt,
-        sampling: Sampling,
-        waiting: np.ndarray,
-        owner: np.ndarray,
-        routing: np.ndarray | None,
+        self, prompt: Prompt, sampling: Sampling, waiting: np.ndarray, made: _Made
     ) -> np.ndarray:
-        free = np.flatnonzero(owner < 0)
+        free = np.flatnonzero(made.owner < 0)
         while waiting.size and free.size:
             count = min(self.insert_batch, waiting.size, free.size)
             taken, waiting = waiting[:count], waiting[count:]
             slots, free = free[:count], free[count:]
-            owner[slots] = taken
+            made.owner[slots] = taken
             # Samples of one prompt stand side by side in `waiting`, so they share its prefill.
             _, first, row = np.unique(prompt.index[taken], return_index=True, return_inverse=True)
             spare = self.insert_batch - count
@@ -112,10 +172,10 @@ class LocalRollout:
             prefix = self.engine.prefill(
                 self._params, prompt.tokens[shown], prompt.num_tokens[shown]
             )
-            if routing is not None:
+            if made.routing is not None:
                 read = np.arange(prompt.tokens.shape[1]) < prompt.num_tokens[taken, None] - 1
                 found = np.asarray(prefix.routing)[row]
-                routing[taken, : read.shape[1]] = np.where(read[..., None, None], found, -1)
+                made.routing[taken, : read.shape[1]] = np.where(read[..., None, None], found, -1)
             self._state = self.engine.insert(
                 prefix,
                 self._state,
@@ -125,31 +185,31 @@ class LocalRollout:
             )
         return waiting
 
-    def _check(self, prompt: Prompt, sampling: Sampling) -> None:
-        if self._params is None:
-            raise RuntimeError("no weights yet: call update_weights(params, version) first")
-        width = prompt.tokens.shape[1]
-        if width > self.max_prompt_tokens:
-            raise ValueError(
-                f"prompts are padded to {width} tokens, the limit is rollout.max_prompt_tokens = "
-                f"{self.max_prompt_tokens}"
-            )
-        wrong = (sampling.max_tokens < 1) | (sampling.max_tokens > self.max_response_tokens)
-        if np.any(wrong):
-            raise ValueError(
-                f"max_tokens must be in 1..{self.max_response_tokens} "
-                f"(rollout.max_response_tokens), got {int(sampling.max_tokens[np.argmax(wrong)])}"
-            )
+
+def no_routing(shape: tuple[int, int] | None, rows: int, tokens: int) -> np.ndarray | None:
+    """Experts of `rows` responses with their prompts, all unrecorded; None where none are.
+
+    shape: layers with experts, experts per token. Source: ours.
+    """
+    return None if shape is None else np.full((rows, tokens, *shape), -1, np.int16)
 
 
-def make_sampling(key: jax.Array, rows: int, *, temperature: float, max_tokens: int) -> Sampling:
-    """Settings for `rows` requests, a seed for each drawn from `key`.
+def check_request(
+    prompt: Prompt, sampling: Sampling, max_prompt_tokens: int, max_response_tokens: int
+) -> None:
+    """Raises ValueError, naming the config field, on what a rollout was not built for.
 
     Source: ours.
     """
-    seeds = jax.random.bits(key, (rows,), jnp.uint32)
-    return Sampling(
-        np.asarray(seeds),
-        np.full(rows, temperature, np.float32),
-        np.full(rows, max_tokens, np.int32),
-    )
+    width = prompt.tokens.shape[1]
+    if width > max_prompt_tokens:
+        raise ValueError(
+            f"prompts are padded to {width} tokens, the limit is rollout.max_prompt_tokens = "
+            f"{max_prompt_tokens}"
+        )
+    wrong = (sampling.max_tokens < 1) | (sampling.max_tokens > max_response_tokens)
+    if np.any(wrong):
+        raise ValueError(
+            f"max_tokens must be in 1..{max_response_tokens} "
+            f"(rollout.max_response_tokens), got {int(sampling.max_tokens[np.argmax(wrong)])}"
+        )

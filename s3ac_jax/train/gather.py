@@ -9,8 +9,7 @@ from jaxtyping import PRNGKeyArray
 
 from s3ac_jax.core.types import DataCursor, Packed, PromptStats, PyTree, Rollout, RunState, Scored
 from s3ac_jax.data.packing import pack
-from s3ac_jax.rollout.engine import Sampling
-from s3ac_jax.rollout.local import make_sampling
+from s3ac_jax.rollout.backend import Sampling, make_sampling
 from s3ac_jax.scheduler.select import Draw
 from s3ac_jax.train.build import Parts
 from s3ac_jax.train.phases import PhaseTimes
@@ -65,6 +64,7 @@ def gather(
             sampling = make_sampling(
                 sample_key, config.batch_responses, temperature=config.rollout.temperature,
                 max_tokens=config.rollout.max_response_tokens,
+                stop_ids=parts.task.tokenizer.stop_ids,
             )  # fmt: skip
             sampling = Sampling(*(field[: len(prompt.index)] for field in sampling))
             rollout = parts.rollout.generate(prompt, sampling)
@@ -111,7 +111,7 @@ def _drift(parts: Parts, params: PyTree, stats: PromptStats, index: np.ndarray) 
     zeros = np.zeros(len(index), np.float32)
     rollout = Rollout(
         parts.train.prompts.take(index), last.tokens[index], lengths, last.logp[index],
-        zeros > 0, zeros.astype(np.int32),
+        zeros > 0, np.zeros(last.logp[index].shape, np.int32),
     )  # fmt: skip
     answered = np.flatnonzero(lengths > 0)
     scored = Scored(rollout, zeros, zeros > 0, zeros == 0)

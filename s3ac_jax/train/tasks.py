@@ -78,7 +78,8 @@ def _ladder(config: configs.Ladder) -> Task:
         tokens, num_tokens = arithmetic.demonstrations(problems, rng, quit_rate=rates)
         yes, index = np.ones(number, bool), np.arange(number, dtype=np.int32)
         prompt, logp = Prompt(index, prompt_tokens, num_prompt), np.zeros(tokens.shape, np.float32)
-        rollout = Rollout(prompt, tokens, num_tokens, logp, yes, index)
+        version = np.zeros(tokens.shape, np.int32)
+        rollout = Rollout(prompt, tokens, num_tokens, logp, yes, version)
         return Scored(rollout, np.ones(number, np.float32), yes, yes)
 
     return Task(

@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from s3ac_jax.core import metrics
 from s3ac_jax.core.types import PyTree, Rollout, RunState, Scored
-from s3ac_jax.rollout.local import make_sampling
+from s3ac_jax.rollout.backend import make_sampling
 from s3ac_jax.train import keys
 from s3ac_jax.train.build import Parts, Role, Split
 from s3ac_jax.train.gather import Gathered, gather, pack_batches
@@ -221,6 +221,7 @@ def respond(
     config = parts.config.rollout
     sampling = make_sampling(
         key, len(index), max_tokens=config.max_response_tokens,
+        stop_ids=parts.task.tokenizer.stop_ids,
         temperature=config.temperature if temperature is None else temperature,
     )  # fmt: skip
     rollout = parts.rollout.generate(split.prompts.take(index), sampling, keep_routing=False)

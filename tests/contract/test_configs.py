@@ -14,7 +14,7 @@ from s3ac_jax.algos.recipe import RECIPES
 from s3ac_jax.config.boundary import from_config_dict
 from s3ac_jax.core.types import ActorBatch, CriticBatch, Packed
 from s3ac_jax.parallel.mesh import MeshSpec
-from s3ac_jax.rollout.engine import Sampling
+from s3ac_jax.rollout.backend import MAX_STOP_IDS, Sampling
 from s3ac_jax.train import build as building
 from s3ac_jax.train.learner import params_of
 
@@ -86,7 +86,11 @@ def programs(parts):
     each = of((requests,), jnp.int32)
     state = jax.eval_shape(engine.init_decode_state, actor_params)
     prefix = jax.eval_shape(engine.prefill, actor_params, tokens, each)
-    sampling = Sampling(of((requests,), jnp.uint32), of((requests,)), each)
+    floats = of((requests,))
+    sampling = Sampling(
+        of((requests,), jnp.uint32), floats, each, floats, each,
+        of((requests, MAX_STOP_IDS), jnp.int32),
+    )  # fmt: skip
     engine_type = type(engine)
     made = {
         "score_actor": (parts.score_actor, (actor_params, None, packed)),

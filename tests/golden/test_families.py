@@ -19,7 +19,8 @@ from s3ac_jax.io import hf_weights
 from s3ac_jax.models.causal_lm import CausalLM
 from s3ac_jax.models.network import actor_network
 from s3ac_jax.models.token_logp import before, token_logp
-from s3ac_jax.rollout.engine import Engine, Sampling
+from s3ac_jax.rollout.backend import seeded_sampling
+from s3ac_jax.rollout.engine import Engine
 from s3ac_jax.rollout.local import LocalRollout
 
 FOLDER = Path(__file__).parent
@@ -195,9 +196,7 @@ def test_greedy_continuation(family, slots):
     )
     sampler = LocalRollout(engine, insert_batch=2, max_prompt_tokens=12, max_response_tokens=made)
     sampler.update_weights(family.params, 0)
-    sampling = Sampling(
-        np.arange(rows, dtype=np.uint32), np.zeros(rows, np.float32), np.full(rows, made, np.int32)
-    )
+    sampling = seeded_sampling(np.arange(rows), temperature=0.0, max_tokens=made, stop_ids=())
     lengths = mask.sum(axis=1).astype(np.int32)
     prompt = Prompt(np.arange(rows, dtype=np.int32), tokens, lengths)
     rollout = sampler.generate(prompt, sampling)

@@ -14,7 +14,8 @@ from s3ac_jax.core.types import Prompt
 from s3ac_jax.models.network import actor_network
 from s3ac_jax.models.spec import DecoderSpec
 from s3ac_jax.models.token_logp import token_logp
-from s3ac_jax.rollout.engine import Engine, Sampling
+from s3ac_jax.rollout.backend import seeded_sampling
+from s3ac_jax.rollout.engine import Engine
 from s3ac_jax.rollout.local import LocalRollout
 
 FOLDER = Path(__file__).parent / "qwen2_tied"
@@ -148,9 +149,7 @@ def test_greedy_continuation(golden, params):
     engine = Engine(NETWORK, slots=2, cache_tokens=28, steps_per_dispatch=5, stop_ids=(1,))
     sampler = LocalRollout(engine, insert_batch=2, max_prompt_tokens=12, max_response_tokens=made)
     sampler.update_weights(params, 3)
-    sampling = Sampling(
-        np.arange(rows, dtype=np.uint32), np.zeros(rows, np.float32), np.full(rows, made, np.int32)
-    )
+    sampling = seeded_sampling(np.arange(rows), temperature=0.0, max_tokens=made, stop_ids=(1,))
     prompt = Prompt(np.arange(rows, dtype=np.int32), tokens, real.sum(axis=1).astype(np.int32))
     rollout = sampler.generate(prompt, sampling)
     np.testing.assert_array_equal(rollout.tokens, want)

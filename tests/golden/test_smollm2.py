@@ -21,7 +21,8 @@ from s3ac_jax.io.hf_weights import load_params, read_spec
 from s3ac_jax.models.network import actor_network
 from s3ac_jax.models.token_logp import token_logp
 from s3ac_jax.rollout.engine import Engine
-from s3ac_jax.rollout.local import LocalRollout, make_sampling
+from s3ac_jax.rollout.backend import seeded_sampling
+from s3ac_jax.rollout.local import LocalRollout
 
 GOLDEN = Path(__file__).parent / "smollm2_135m.npz"
 pytestmark = pytest.mark.slow
@@ -86,7 +87,8 @@ def test_two_and_three_are_five(folder, model):
         np.zeros(1, np.int32), np.array([ids], np.int32), np.array([len(ids)], np.int32)
     )
     made = rollout.generate(
-        prompt, make_sampling(jax.random.key(0), 1, temperature=0.0, max_tokens=16)
+        prompt,
+        seeded_sampling([0], temperature=0.0, max_tokens=16, stop_ids=tokenizer.stop_ids),
     )
     answer = made.tokens[0, : made.num_tokens[0]]
     assert tokenizer.decode(answer, special=True) == "2 + 3 = 5<|im_end|>"

@@ -48,12 +48,15 @@ def make_unruly(monkeypatch):
     rng, lengths, valid = np.random.default_rng(0), [], []
     make_sampling, grade = gather.make_sampling, ArithmeticVerifier.grade
 
-    def sampling(key, rows, *, temperature, max_tokens):
-        made = make_sampling(key, rows, temperature=temperature, max_tokens=max_tokens)
+    def sampling(key, rows, *, temperature, max_tokens, stop_ids):
+        made = make_sampling(
+            key, rows, temperature=temperature, max_tokens=max_tokens, stop_ids=stop_ids
+        )
         most = rng.integers(1, max_tokens + 1)
         return made._replace(
             temperature=(made.temperature * rng.uniform(0.5, 2, rows)).astype(np.float32),
             max_tokens=rng.integers(1, most + 1, rows).astype(np.int32),
+            top_p=rng.choice([1.0, 1.0, 0.9], rows).astype(np.float32),
         )
 
     def graded(verifier, rollout):

@@ -17,7 +17,7 @@ from s3ac_jax.models.moe import mix
 from s3ac_jax.models.network import actor_network
 from s3ac_jax.models.spec import MoeSpec
 from s3ac_jax.parallel.mesh import MeshSpec, make_mesh, over_experts, shardings, spec_of
-from s3ac_jax.rollout.local import make_sampling
+from s3ac_jax.rollout.backend import make_sampling
 from s3ac_jax.train import steps
 from s3ac_jax.train.build import abstract_learner, build, fresh_learner
 from s3ac_jax.train.gather import pack_batches
@@ -64,7 +64,13 @@ def one_tick(mesh):
             for name, learner in learners.items()
         }
         prompt = parts.train.prompts.take(np.repeat(np.arange(4), 2))
-        sampling = make_sampling(jax.random.key(1), 8, temperature=1.0, max_tokens=11)
+        sampling = make_sampling(
+            jax.random.key(1),
+            8,
+            temperature=1.0,
+            max_tokens=11,
+            stop_ids=parts.rollout.engine.stop_ids,
+        )
         parts.rollout.update_weights(params_of(learners["actor"]), 0)
         rollout = parts.rollout.generate(prompt, sampling)
         scored = parts.train.verifier.grade(rollout)

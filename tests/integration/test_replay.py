@@ -19,7 +19,7 @@ from s3ac_jax.io.checkpoint import Checkpoints
 from s3ac_jax.models.network import actor_network
 from s3ac_jax.models.spec import MoeSpec
 from s3ac_jax.rewards.arithmetic import ArithmeticVerifier
-from s3ac_jax.rollout.local import make_sampling
+from s3ac_jax.rollout.backend import make_sampling
 from s3ac_jax.train.build import build
 from s3ac_jax.train.gather import pack_batches
 from s3ac_jax.train.learner import make_learner
@@ -59,7 +59,13 @@ def scored():
     """Eight responses of the sampler, and its word on each token's experts."""
     prompt = parts().train.prompts.take(np.repeat([0, 5], GROUP))
     parts().rollout.update_weights(params(), 0)
-    sampling = make_sampling(jax.random.key(1), ROWS, temperature=1.0, max_tokens=11)
+    sampling = make_sampling(
+        jax.random.key(1),
+        ROWS,
+        temperature=1.0,
+        max_tokens=11,
+        stop_ids=parts().rollout.engine.stop_ids,
+    )
     rollout = parts().rollout.generate(prompt, sampling)
     return parts().train.verifier.grade(rollout)
 
@@ -151,7 +157,13 @@ def test_where_router_and_sampler_part_replay_holds_on_to_the_sampler():
     """
     mine, theirs = (twins(params(), 4, 5, swap=swap) for swap in (False, True))
     parts().rollout.update_weights(mine, 0)
-    sampling = make_sampling(jax.random.key(3), ROWS, temperature=1.0, max_tokens=11)
+    sampling = make_sampling(
+        jax.random.key(3),
+        ROWS,
+        temperature=1.0,
+        max_tokens=11,
+        stop_ids=parts().rollout.engine.stop_ids,
+    )
     rollout = parts().rollout.generate(scored().rollout.prompt, sampling)
     said = np.concatenate([
         row[:n] for row, n in zip(rollout.logp, rollout.num_tokens, strict=True)
@@ -229,7 +241,13 @@ def test_without_replay_nothing_is_recorded():
     assert plain.score_actor is parts().score_actor
     assert plain.rollout.engine.routing_shape is None
     plain.rollout.update_weights(params(), 0)
-    sampling = make_sampling(jax.random.key(1), ROWS, temperature=1.0, max_tokens=11)
+    sampling = make_sampling(
+        jax.random.key(1),
+        ROWS,
+        temperature=1.0,
+        max_tokens=11,
+        stop_ids=parts().rollout.engine.stop_ids,
+    )
     rollout = plain.rollout.generate(scored().rollout.prompt, sampling)
     assert rollout.routing is None
     np.testing.assert_array_equal(rollout.tokens, scored().rollout.tokens)

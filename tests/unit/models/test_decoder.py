@@ -151,8 +151,9 @@ def test_value_is_the_head_times_the_hidden_state_before_the_token():
         np.testing.assert_allclose(values[row, columns][1:], want[:-1], **CLOSE)
 
 
+@pytest.mark.parametrize("chunk", [6, 2, 1])
 @pytest.mark.parametrize("changes", [{}, {"tie_embeddings": False, "onehot_embedding": True}])
-def test_prefill_and_decode_are_the_full_forward(changes):
+def test_prefill_and_decode_are_the_full_forward(changes, chunk):
     spec = dataclasses.replace(SPEC, **changes)
     network = actor_network(spec)
     params = random_params(network, 7)
@@ -165,12 +166,11 @@ def test_prefill_and_decode_are_the_full_forward(changes):
 
     @jax.jit
     def prefill(params):
-        model = network.bind(params)
-        _, kept = model(
-            tokens[:, :width], positions[:, :width], shown.astype(np.int32), keep=("cache",)
-        )
-        rows = np.arange(3)
-        return insert(empty_cache(spec, 3, 11), kept.cache, rows, rows)
+        model, rows, cache = network.bind(params), np.arange(3), empty_cache(spec, 3, 6)
+        for start in range(0, width, chunk):
+            part = slice(start, start + chunk)
+            cache, _ = model.extend(tokens[:, part], start, shown[:, part], cache)
+        return insert(empty_cache(spec, 3, 11), cache, rows, rows)
 
     @jax.jit
     def decode(params, token, position, cache):

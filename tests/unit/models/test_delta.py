@@ -247,15 +247,35 @@ def hidden_states(seed, ids=IDS):
     return x.astype(np.float32).reshape(ids.size, -1)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def run_layer(graph, weights, x, ids):
+    return nnx.merge(graph, weights)(x, ids)
+
+
+def empty_state(rows, dtype=jnp.float32):
+    key, value = (LINEAR.key_heads, LINEAR.key_dim), (LINEAR.value_heads, LINEAR.value_dim)
+    column = rows, LINEAR.conv_width - 1
+    q, k, v = (jnp.zeros((*column, *heads), dtype) for heads in (key, key, value))
+    return LinearState(q, k, v, jnp.zeros((rows, value[0], key[1], value[1])))
+
+
 @functools.partial(jax.jit, static_argnums=(0, 4))
-def run_layer(graph, weights, x, ids, keep=False):
-    return nnx.merge(graph, weights)(x, ids, keep=keep)
+def extend_layer(graph, weights, x, ids, chunk):
+    """Right-padded rows in chunks: outputs, and the state after the last real token of each."""
+    rows, tokens = ids.shape
+    x, out, state = x.reshape(rows, tokens, -1), [], empty_state(rows, x.dtype)
+    for start in range(0, tokens, chunk):
+        part = x[:, start : start + chunk]
+        real = ids[:, start : start + chunk] > 0
+        y, state = nnx.merge(graph, weights).extend(part.reshape(-1, x.shape[-1]), real, state)
+        out.append(y.reshape(part.shape))
+    return jnp.concatenate(out, axis=1).reshape(rows * tokens, -1), state
 
 
 def test_the_layer_is_the_loop_in_packed_rows():
     graph, weights = a_layer(1)
     x = hidden_states(2)
-    out, _ = run_layer(graph, weights, x, IDS)
+    out = run_layer(graph, weights, x, IDS)
     out, x = (y.reshape(*IDS.shape, -1) for y in (out, x))
     for b, row in enumerate(IDS):
         for start, end in segments_of(row):
@@ -266,10 +286,12 @@ def test_the_layer_is_the_loop_in_packed_rows():
 RIGHT_PADDED = (np.arange(9) < np.array([9, 4, 2, 0])[:, None]).astype(np.int32)
 
 
-def test_a_kept_state_is_the_loops_and_decoding_goes_on_from_it():
+@pytest.mark.parametrize("chunk", [9, 4, 1])
+def test_the_state_after_a_prompt_is_the_loops_and_decoding_goes_on_from_it(chunk):
     graph, weights = a_layer(3)
     x = hidden_states(4, RIGHT_PADDED)
-    _, state = run_layer(graph, weights, x, RIGHT_PADDED, True)
+    read, state = extend_layer(graph, weights, x, RIGHT_PADDED, chunk)
+    read = read.reshape(*RIGHT_PADDED.shape, -1)
     rest = np.random.default_rng(5).normal(size=(3, 4, SPEC.hidden_size)).astype(np.float32)
     decode = jax.jit(lambda weights, x, state: nnx.merge(graph, weights).decode(x, state))
     got, after = [], state
@@ -279,7 +301,9 @@ def test_a_kept_state_is_the_loops_and_decoding_goes_on_from_it():
     x = x.reshape(*RIGHT_PADDED.shape, -1)
     for b, length in enumerate(RIGHT_PADDED.sum(axis=1)):
         if length:
-            _, want = layer_loop(weights, x[b, :length])
+            want, state_b = layer_loop(weights, x[b, :length])
+            np.testing.assert_allclose(read[b, :length], want, rtol=1e-4, atol=1e-5)
+            want = state_b
             for have, wanted in zip(state, want, strict=True):
                 np.testing.assert_allclose(have[b], wanted, rtol=1e-4, atol=1e-5)
         whole = np.concatenate([x[b, :length], rest[:, b]])
@@ -297,7 +321,8 @@ def test_poison_in_the_padding_reaches_nothing():
     @jax.jit
     def value_and_grads(weights, x):
         def loss(weights, x):
-            out, state = nnx.merge(graph, weights)(x, IDS, keep=True)
+            out = nnx.merge(graph, weights)(x, IDS)
+            _, state = nnx.merge(graph, weights).extend(x, IDS > 0, empty_state(len(IDS)))
             return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.square(state.memory)), (out, state)
 
         return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(weights, x)
@@ -313,9 +338,9 @@ def test_poison_in_the_padding_reaches_nothing():
 def test_bfloat16_activations_keep_a_float32_state():
     graph, weights = a_layer(8)
     low = jnp.asarray(hidden_states(9, RIGHT_PADDED), jnp.bfloat16)
-    out, state = run_layer(graph, weights, low, RIGHT_PADDED, True)
+    out, state = extend_layer(graph, weights, low, RIGHT_PADDED, 9)
     assert (out.dtype, state.q.dtype, state.memory.dtype) == (jnp.bfloat16,) * 2 + (jnp.float32,)
-    want, exact = run_layer(graph, weights, low.astype(jnp.float32), RIGHT_PADDED, True)
+    want, exact = extend_layer(graph, weights, low.astype(jnp.float32), RIGHT_PADDED, 9)
     np.testing.assert_allclose(state.memory, exact.memory, rtol=0, atol=0.03)
     assert np.abs(out.astype(jnp.float32) - want).mean() < 0.01
     graph_of, decode = graph, LinearAttention.decode

@@ -23,11 +23,10 @@ def rollout_of(responses, *, index=None, garbage=0):
     for row, text in enumerate(responses):
         ids = ENCODE(text.rstrip("$")) + [STOP] * text.endswith("$")
         tokens[row, : len(ids)] = ids
-    rows = len(responses)
     return Rollout(
         arithmetic_prompts(PROBLEMS).take(index), tokens,
         np.array([len(text) for text in responses], np.int32), np.zeros(tokens.shape, np.float32),
-        np.array([text.endswith("$") for text in responses]), np.zeros(rows, np.int32),
+        np.array([text.endswith("$") for text in responses]), np.zeros(tokens.shape, np.int32),
     )  # fmt: skip
 
 
@@ -81,7 +80,8 @@ def test_demonstrations_of_all_kinds_are_graded_right():
     index = rng.permutation(600)
     rollout = Rollout(
         arithmetic_prompts(problems).take(index), tokens[index], lengths[index],
-        np.zeros(tokens.shape, np.float32), rng.random(600) < 0.8, np.zeros(600, np.int32),
+        np.zeros(tokens.shape, np.float32), rng.random(600) < 0.8,
+        np.zeros(tokens.shape, np.int32),
     )  # fmt: skip
     verifier = ArithmeticVerifier(problems)
     scored, counts = verifier.grade(rollout), verifier.count_steps(rollout)

@@ -43,7 +43,9 @@ def rollout_of(tokenizer, responses, index, stopped):
         np.array(index, np.int32), np.zeros((rows, 1), np.int32), np.ones(rows, np.int32)
     )
     logp = np.zeros(tokens.shape, np.float32)
-    return Rollout(prompt, tokens, lengths, logp, np.array(stopped), np.zeros(rows, np.int32))
+    return Rollout(
+        prompt, tokens, lengths, logp, np.array(stopped), np.zeros(tokens.shape, np.int32)
+    )
 
 
 CASES = [

@@ -9,72 +9,38 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from s3ac_jax.core.types import Prompt
-from s3ac_jax.models.network import actor_network
 from s3ac_jax.models.token_logp import before, token_logp
-from s3ac_jax.rollout.engine import Engine, Sampling, sample
-from s3ac_jax.rollout.local import LocalRollout, make_sampling
-from tests.helpers import decoder_oracle, log_softmax_oracle, logp_oracle, random_params, tiny_spec
-
-SPEC = tiny_spec(num_layers=2)
-NETWORK = actor_network(SPEC)
-PROMPT_TOKENS, RESPONSE_TOKENS = 6, 10
-STOPS = (1, 5)
-
-
-def make_rollout(params, *, slots=4, steps=3, insert_batch=2, stops=STOPS, longest=RESPONSE_TOKENS):
-    engine = Engine(
-        NETWORK, slots=slots, cache_tokens=PROMPT_TOKENS + longest, steps_per_dispatch=steps,
-        stop_ids=stops,
-    )  # fmt: skip
-    room = LocalRollout(
-        engine, insert_batch=insert_batch, max_prompt_tokens=PROMPT_TOKENS,
-        max_response_tokens=longest,
-    )  # fmt: skip
-    room.update_weights(params, 7)
-    return room
+from s3ac_jax.rollout.backend import MAX_STOP_IDS, RolloutError, make_sampling, seeded_sampling
+from s3ac_jax.rollout.engine import Engine, sample
+from s3ac_jax.rollout.local import LocalRollout
+from tests.helpers import decoder_oracle, log_softmax_oracle, logp_oracle, random_params
+from tests.unit.rollout.rollouts import (
+    NETWORK,
+    PROMPT_TOKENS,
+    PROMPTS,
+    RESPONSE_TOKENS,
+    SPEC,
+    STOPS,
+    TEMPERATURES,
+    full,
+    make_prompts,
+    make_rollout,
+    responses,
+    same_rollout,
+    settings,
+    take,
+    trained,
+)
 
 
 @pytest.fixture(scope="module")
 def params():
-    return random_params(NETWORK, 0, std=0.3)
+    return trained()
 
 
 @pytest.fixture(scope="module")
 def room(params):
     return make_rollout(params)
-
-
-def make_prompts(seed, rows):
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(1, PROMPT_TOKENS + 1, size=rows).astype(np.int32)
-    tokens = rng.integers(SPEC.vocab_size, size=(rows, PROMPT_TOKENS)).astype(np.int32)
-    # The padding holds tokens too: lengths alone say what is real.
-    return Prompt(np.arange(rows, dtype=np.int32), tokens, lengths)
-
-
-def settings(rows, *, seed=100, temperature=1.0, max_tokens=RESPONSE_TOKENS):
-    seeds = np.arange(seed, seed + rows, dtype=np.uint32)
-    each = np.broadcast_to(temperature, rows).astype(np.float32)
-    return Sampling(seeds, each, np.broadcast_to(max_tokens, rows).astype(np.int32))
-
-
-def take(tree, rows):
-    return jax.tree.map(lambda x: x[rows], tree)
-
-
-def responses(rollout):
-    return [row[:n].tolist() for row, n in zip(rollout.tokens, rollout.num_tokens, strict=True)]
-
-
-def full(rollout, n):
-    prompt = rollout.prompt
-    head = prompt.tokens[n, : prompt.num_tokens[n]]
-    return np.concatenate([head, rollout.tokens[n, : rollout.num_tokens[n]]])
-
-
-PROMPTS = make_prompts(1, 11)
-TEMPERATURES = np.tile([0.7, 1.0, 0.0], 4)[:11]
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +99,8 @@ def test_greedy_is_the_argmax_of_the_whole_sequence(mixed, params):
         {"slots": 1, "steps": 1, "insert_batch": 1},
         {"slots": 3, "steps": 64, "insert_batch": 8},
         {"slots": 16, "steps": 4, "insert_batch": 3},
+        {"prefill_chunk": 2},
+        {"prefill_chunk": 4},
     ],
     ids=str,
 )
@@ -141,12 +109,6 @@ def test_sizes_of_the_engine_do_not_matter(mixed, params, sizes):
         make_rollout(params, **sizes).generate(PROMPTS, settings(11, temperature=TEMPERATURES)),
         mixed,
     )
-
-
-def same_rollout(got, want):
-    assert responses(got) == responses(want)
-    np.testing.assert_array_equal(got.stopped, want.stopped)
-    np.testing.assert_allclose(got.logp, want.logp, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -171,8 +133,10 @@ def test_each_request_has_its_own_seed(room):
 
 def test_a_token_depends_on_its_place_in_the_response_not_in_the_row():
     # A model that finds all tokens equally likely: what is drawn is the noise of (seed, place).
-    blank = make_rollout(jax.tree.map(jnp.zeros_like, random_params(NETWORK, 0)), stops=(99,))
-    rollout = blank.generate(PROMPTS, settings(11)._replace(seed=np.full(11, 42, np.uint32)))
+    blank = make_rollout(jax.tree.map(jnp.zeros_like, random_params(NETWORK, 0)))
+    rollout = blank.generate(
+        PROMPTS, settings(11, stops=())._replace(seed=np.full(11, 42, np.uint32))
+    )
     assert len(set(PROMPTS.num_tokens.tolist())) > 2
     keys = [jax.random.fold_in(jax.random.key(42), place) for place in range(RESPONSE_TOKENS)]
     want = [int(jnp.argmax(jax.random.gumbel(key, (SPEC.vocab_size,)))) for key in keys]
@@ -181,13 +145,21 @@ def test_a_token_depends_on_its_place_in_the_response_not_in_the_row():
 
 
 def test_seeds_of_make_sampling():
-    make = lambda key: make_sampling(jax.random.key(key), 500, temperature=0.9, max_tokens=3)  # noqa: E731
+
+    def make(key):
+        return make_sampling(
+            jax.random.key(key), 500, temperature=0.9, max_tokens=3, stop_ids=(1, 5)
+        )
+
     first, again, other = make(0), make(0), make(1)
     np.testing.assert_array_equal(first.seed, again.seed)
     assert len(set(first.seed.tolist()) | set(other.seed.tolist())) > 990
     assert first.seed.dtype == np.uint32
     assert set(first.temperature.tolist()) == {np.float32(0.9)}
     assert set(first.max_tokens.tolist()) == {3}
+    assert first.stop_ids.tolist() == [[1, 5] + [-1] * (MAX_STOP_IDS - 2)] * 500
+    assert set(first.top_p.tolist()) == {1.0}
+    assert set(first.top_k.tolist()) == {0}
 
 
 def test_finish_reasons(room):
@@ -209,19 +181,32 @@ def test_finish_reasons(room):
     assert (stopped & at_limit).any()
     assert (~stopped).any()
     assert (stopped & ~at_limit).any()
-    assert (rollout.version == 7).all()
+    # Each token says which weights made it.
+    exists = np.arange(10) < rollout.num_tokens[:, None]
+    np.testing.assert_array_equal(rollout.version, np.where(exists, 7, -1))
 
 
-def test_all_stop_tokens_are_heard(room, params):
+def test_all_stop_tokens_are_heard(room):
     prompts, sampling = make_prompts(3, 40), settings(40)
     rollout = room.generate(prompts, sampling)
     assert set(STOPS) <= {row[-1] for row in responses(rollout)}
-    deaf = make_rollout(params, stops=(99,)).generate(prompts, sampling)
+    deaf = room.generate(prompts, settings(40, stops=()))
     assert (deaf.num_tokens == RESPONSE_TOKENS).all()
     assert not deaf.stopped.any()
     # Up to the stop token the two are one response.
     for short, long in zip(responses(rollout), responses(deaf), strict=True):
         assert long[: len(short)] == short
+
+
+def test_each_request_has_its_own_stop_tokens(room):
+    prompts, stops = make_prompts(3, 40), settings(40).stop_ids
+    own = np.arange(40) % 3
+    stops[own == 1, 1] = -1  # 1 alone
+    stops[own == 2] = -1
+    mixed = room.generate(prompts, settings(40)._replace(stop_ids=stops))
+    wants = [room.generate(prompts, settings(40, stops=ids)) for ids in (STOPS, (1,), ())]
+    for kind, want in enumerate(wants):
+        same_rollout(take(mixed, own == kind), take(want, own == kind))
 
 
 def test_samples_of_one_prompt_share_its_prefill(room, params, monkeypatch):
@@ -273,7 +258,10 @@ def test_sampled_frequencies_are_the_softmax():
     many = jnp.broadcast_to(logits, (count, 9))
     keys = jax.random.split(jax.random.key(5), count)
     for temperature in (0.7, 1.0, 1.8):
-        tokens, logp = jax.jit(sample)(many, keys, jnp.full(count, temperature))
+        asked = seeded_sampling(
+            np.arange(count), temperature=temperature, max_tokens=1, stop_ids=()
+        )
+        tokens, logp = jax.jit(sample)(many, keys, asked)
         want = log_softmax_oracle(logits[0].astype(float) / temperature)
         np.testing.assert_allclose(logp, want[tokens], rtol=1e-5, atol=1e-5)
         counts = np.bincount(tokens, minlength=9)
@@ -285,7 +273,7 @@ def test_first_tokens_of_the_engine_follow_the_model(params):
     # Through prefill, insert and decode: 600 requests of one prompt, one token each.
     room = make_rollout(params, slots=100, insert_batch=100, steps=1)
     rows = np.full(600, 4)
-    sampling = make_sampling(jax.random.key(6), 600, temperature=1.3, max_tokens=1)
+    sampling = make_sampling(jax.random.key(6), 600, temperature=1.3, max_tokens=1, stop_ids=())
     rollout = room.generate(take(PROMPTS, rows), sampling)
     assert (rollout.num_tokens == 1).all()
     sequence = PROMPTS.tokens[4, : PROMPTS.num_tokens[4]]
@@ -303,7 +291,7 @@ def test_new_weights_count_from_the_next_call(params):
     other = random_params(NETWORK, 99, std=0.3)
     room.update_weights(other, 8)
     second = room.generate(PROMPTS, settings(11))
-    assert (second.version == 8).all()
+    assert set(second.version.ravel().tolist()) == {8, -1}
     same_rollout(second, make_rollout(other).generate(PROMPTS, settings(11)))
     assert responses(first) != responses(second)
 
@@ -347,7 +335,7 @@ def test_nothing_compiles_after_the_first_call(params):
 def test_messages(params):
     room = make_rollout(params)
     empty = LocalRollout(room.engine, insert_batch=1, max_prompt_tokens=6, max_response_tokens=10)
-    with pytest.raises(RuntimeError, match="call update_weights"):
+    with pytest.raises(RolloutError, match="call update_weights"):
         empty.generate(PROMPTS, settings(11))
     wide = dataclasses.replace(PROMPTS, tokens=np.zeros((11, 7), np.int32))
     with pytest.raises(ValueError, match=r"padded to 7 tokens.*rollout.max_prompt_tokens = 6"):

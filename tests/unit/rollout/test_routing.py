@@ -7,7 +7,8 @@ import pytest
 from s3ac_jax.core.types import Prompt
 from s3ac_jax.models.network import actor_network
 from s3ac_jax.models.spec import MoeSpec
-from s3ac_jax.rollout.engine import Engine, Sampling
+from s3ac_jax.rollout.backend import seeded_sampling
+from s3ac_jax.rollout.engine import Engine
 from s3ac_jax.rollout.local import LocalRollout
 from tests.helpers import decoder_oracle, logp_oracle, random_params, tiny_spec
 
@@ -40,10 +41,10 @@ def prompts():
 
 
 def settings():
-    return Sampling(
-        np.arange(50, 50 + ROWS, dtype=np.uint32), np.ones(ROWS, np.float32),
-        np.array([7, 7, 1, 7, 7, 3, 7, 7, 7], np.int32),
-    )  # fmt: skip
+    limits = [7, 7, 1, 7, 7, 3, 7, 7, 7]
+    return seeded_sampling(
+        np.arange(50, 50 + ROWS), temperature=1.0, max_tokens=limits, stop_ids=STOPS
+    )
 
 
 def sequence_of(rollout, n):

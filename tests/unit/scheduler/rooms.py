@@ -28,7 +28,7 @@ def outcomes(index, success, valid, *, tokens=3, seed=0):
         prompt, rng.integers(1, 17, size=(rows, tokens)).astype(np.int32),
         rng.integers(1, tokens + 1, size=rows).astype(np.int32),
         -rng.random((rows, tokens)).astype(np.float32), np.ones(rows, bool),
-        np.zeros(rows, np.int32),
+        np.zeros((rows, tokens), np.int32),
     )  # fmt: skip
     success = np.asarray(success, bool)
     # A shaped reward, which history must not look at.

@@ -37,7 +37,7 @@ class Sampler:
         rollout = Rollout(
             prompt, rng.integers(1, 17, size=(rows, 11)).astype(np.int32),
             number.astype(np.int32), -rng.random((rows, 11)).astype(np.float32),
-            np.ones(rows, bool), np.zeros(rows, np.int32),
+            np.ones(rows, bool), np.zeros((rows, 11), np.int32),
         )  # fmt: skip
         self.rollouts.append(rollout)
         self.seeds.append(sampling.seed)
