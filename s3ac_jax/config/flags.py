@@ -50,6 +50,12 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
 
     Source: ours: every launch app takes the same flags.
     """
+    _define_config(flag_values)
+    flags.DEFINE_string("workdir", None, "Folder of the run, made or resumed.", flag_values)
+    _define_traceback(flag_values)
+
+
+def _define_config(flag_values: flags.FlagValues) -> None:
     # The table of ml_collections is the process's own: only launch apps come here.
     config_flags.register_flag_parser_for_type(float, _NumberParser(float, "a float or none"))
     config_flags.register_flag_parser_for_type(int, _NumberParser(int, "an int"))
@@ -61,8 +67,6 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
         lock_config=True,
     )
     flag_values["config"].parser = _ConfigFileParser()
-    flags.DEFINE_string("workdir", None, "Folder of the run, made or resumed.", flag_values)
-    _define_traceback(flag_values)
 
 
 def _define_traceback(flag_values: flags.FlagValues) -> None:
@@ -103,7 +107,7 @@ def run_app(main: Callable[[list[str]], None], required: Sequence[str] | None = 
     """Runs `main([program])` with the flags of sys.argv, then exits.
 
     required: given by an app that has flags of its own in place of --config and --workdir; those
-    of them that can't be left out.
+    of them that can't be left out. With "config" among them, --config is defined here.
 
     Exit codes: 0 done, 1 bad input or a run that can't go on, 2 bad command line, 130 stopped by
     Ctrl-C or SIGTERM.
@@ -117,11 +121,13 @@ def run_app(main: Callable[[list[str]], None], required: Sequence[str] | None = 
         try:
             if required is not None:
                 _define_traceback(flags.FLAGS)
+                if "config" in required:
+                    _define_config(flags.FLAGS)
             elif "config" not in flags.FLAGS:
                 define_flags()
         except flags.Error as error:  # ml_collections reads --flagfile when a flag is defined
             raise CommandLineError(_reworded(error, flags.FLAGS)) from error
-        needed = {name: flags.FLAGS[name].help for name in required or ()}
+        needed = {name: _REQUIRED.get(name, flags.FLAGS[name].help) for name in required or ()}
         app.run(
             main,
             flags_parser=lambda argv: parse_flags(
@@ -265,10 +271,8 @@ def _reworded(error: Exception, flag_values: flags.FlagValues) -> str:
 
 
 def _own(flag_values: flags.FlagValues) -> list[str]:
-    if "config" in flag_values:
-        names = [*_REQUIRED, "traceback"]
-    else:
-        names = [flag.name for flag in flag_values.get_key_flags_for_module(sys.argv[0])]
+    app = [flag.name for flag in flag_values.get_key_flags_for_module(sys.argv[0])]
+    names = dict.fromkeys([*_REQUIRED, *app, "traceback"])
     return [f"--{name}" for name in (*names, "help") if name in flag_values]
 
 

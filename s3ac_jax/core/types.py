@@ -51,9 +51,10 @@ class Rollout:
 
     logp: nats, under softmax(logits / temperature). stopped: True when the response ended with a
     stop token, False when it met the length limit. version: weights that made each token, -1 where
-    there is none; they differ within a response when weights changed while it was made. routing: experts of each token, prompt first and response behind it, S = both; L the layers
+    there is none; they differ within a response when weights changed while it was made.
+    routing: experts of each token, prompt first and response behind it, S = both; L the layers
     with experts, k experts per token, -1 where not recorded (a last token is never read). None
-    when nothing was recorded. aborted: cut off before its end, not to be trained on; None for none.
+    when nothing was recorded. aborted: cut off before the end, not to be trained on; None for none.
     """
 
     prompt: Prompt

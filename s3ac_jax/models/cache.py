@@ -8,29 +8,34 @@ from jaxtyping import Array, Float, Int
 
 from s3ac_jax.models.delta import LinearState
 from s3ac_jax.models.spec import DecoderSpec
+from s3ac_jax.models.stack import PerLayer
 from s3ac_jax.parallel.mesh import constrain
 
 KVDtype = Literal["auto", "float32", "bfloat16", "int8"]
 
-_AXES = (None, "rows", "kv_heads", None, None)
+_AXES = ("rows", "kv_heads", None, None)
+
+
+Stack = Array | PerLayer
 
 
 class KVCache(NamedTuple):
     """Keys and values of the layers that attend in full; entry s holds position s of its row.
 
-    key_scale, value_scale: what one unit of an int8 key or value is worth; None where they are
-    floating-point numbers.
+    [L, B, K, S, d], or PerLayer of [B, K, S, d], as the weights are that it is used with.
+    key_scale, value_scale: what one unit of an int8 key or value is worth, likewise without d; None
+    where they are floating-point numbers.
     """
 
-    keys: Array  # [L, B, K, S, d]
-    values: Array
-    key_scale: Float[Array, "L B K S"] | None = None
-    value_scale: Float[Array, "L B K S"] | None = None
+    keys: Stack
+    values: Stack
+    key_scale: Stack | None = None
+    value_scale: Stack | None = None
 
     @property
     def tokens(self) -> int:
         """Positions that a row has room for. Source: ours."""
-        return self.keys.shape[3]
+        return self.keys[0].shape[2]
 
     def layer(self, number: Any) -> tuple[Any, ...]:
         """Keys, values and their scales, None if not quantised, of one layer. Source: ours."""
@@ -46,7 +51,10 @@ class KVCache(NamedTuple):
         """
         rows = jnp.arange(len(positions))
 
-        def put(old: Array, new: Array) -> Array:
+        def put(old: Stack, new: Array) -> Stack:
+            if isinstance(old, PerLayer):
+                one = old[layer].at[rows, :, positions]
+                return old.replaced(layer, one.set(new.astype(old[layer].dtype), mode="drop"))
             return old.at[layer, rows, :, positions].set(new.astype(old.dtype), mode="drop")
 
         return KVCache(*map(put, *self._matching(key, value)))
@@ -54,9 +62,13 @@ class KVCache(NamedTuple):
     def write_span(self, layer: Any, start: Any, key: Array, value: Array):
         """Keys and values [B, K, T, d] of all rows from one position on. Source: ours."""
 
-        def put(old: Array, new: Array) -> Array:
-            at = (layer, 0, 0, start, 0)[: old.ndim]
-            return jax.lax.dynamic_update_slice(old, new[None].astype(old.dtype), at)
+        def put(old: Stack, new: Array) -> Stack:
+            at = (0, 0, start, 0)[: new.ndim]
+            if isinstance(old, PerLayer):
+                one = old[layer]
+                one = jax.lax.dynamic_update_slice(one, new.astype(one.dtype), at)
+                return old.replaced(layer, one)
+            return jax.lax.dynamic_update_slice(old, new[None].astype(old.dtype), (layer, *at))
 
         return KVCache(*map(put, *self._matching(key, value)))
 
@@ -67,20 +79,24 @@ class KVCache(NamedTuple):
         Source: ours.
         """
         tokens = min(new.tokens, self.tokens)
+        lead = () if isinstance(self.keys, PerLayer) else (slice(None),)
+        there, here = ((*lead, number, slice(None), slice(tokens)) for number in (rows, slots))
 
         def put(old: Array, one: Array) -> Array:
-            return old.at[:, slots, :, :tokens].set(one.astype(old.dtype), mode="drop")
+            return old.at[here].set(one.astype(old.dtype), mode="drop")
 
-        taken = (x[:, rows, :, :tokens] for x in new[:2])
-        return KVCache(*map(put, *self._matching(*taken)))
+        taken = (jax.tree.map(lambda x: x[there], x) for x in new[:2])
+        pairs = zip(*self._matching(*taken), strict=True)
+        return KVCache(*(jax.tree.map(put, old, one) for old, one in pairs))
 
-    def _matching(self, key: Array, value: Array) -> tuple[list[Array], list[Array]]:
+    def _matching(self, key: Stack, value: Stack) -> tuple[list[Stack], list[Stack]]:
         """The arrays of this cache, and what to write into each."""
         if self.key_scale is None:
             return [self.keys, self.values], [key, value]
-        key, key_scale = quantize(key)
-        value, value_scale = quantize(value)
-        return [*self], [key, value, key_scale, value_scale]
+        split = [
+            jax.tree.map(lambda x, n=n: quantize(x)[n], y) for n in (0, 1) for y in (key, value)
+        ]
+        return [*self], split
 
 
 class Cache(NamedTuple):
@@ -89,10 +105,21 @@ class Cache(NamedTuple):
     kv: KVCache | None
     linear: LinearState | None
 
-    def with_linear(self, layer: Any, state: LinearState) -> "Cache":
+    def linear_layer(self, number: Any) -> LinearState:
+        """The state of one linear layer. Source: ours."""
+        assert self.linear is not None
+        return LinearState(*(stack[number] for stack in self.linear))
+
+    def with_linear(self, number: Any, state: LinearState) -> "Cache":
         """The cache with another state of one linear layer. Source: ours."""
-        linear = jax.tree.map(lambda old, new: old.at[layer].set(new), self.linear, state)
-        return self._replace(linear=linear)
+        assert self.linear is not None
+
+        def put(old: Stack, new: Array) -> Stack:
+            if isinstance(old, PerLayer):
+                return old.replaced(number, new)
+            return old.at[number].set(new)
+
+        return self._replace(linear=LinearState(*map(put, self.linear, state)))
 
 
 def quantize(x: Float[Array, "... d"]) -> tuple[Array, Float[Array, "..."]]:
@@ -106,30 +133,42 @@ def quantize(x: Float[Array, "... d"]) -> tuple[Array, Float[Array, "..."]]:
     return jnp.round(x / unit[..., None]).astype(jnp.int8), scale
 
 
-def empty_cache(spec: DecoderSpec, rows: int, tokens: int, dtype: KVDtype = "auto") -> Cache:
+def empty_cache(
+    spec: DecoderSpec,
+    rows: int,
+    tokens: int,
+    dtype: KVDtype = "auto",
+    *,
+    per_layer: bool = False,
+) -> Cache:
     """A zeroed cache of `tokens` positions for each of `rows` rows, over the mesh if there is one.
 
-    dtype: of keys and values; "auto" is the model's, but float32 on CPU: XLA:CPU widens a whole
-    bfloat16 array to scatter one column into it, which made a decode step of 135M weights 3 times
-    slower (measured).
+    per_layer: for weights that are. dtype: of keys and values; "auto" is the model's, but float32
+    on CPU: XLA:CPU widens a whole bfloat16 array to scatter one column into it, which made a decode
+    step of 135M weights 3 times slower (measured).
     Source: ours: [B, K, S, d] order, measured faster than [B, S, K, d] on CPU.
     """
     floats = "float32" if jax.default_backend() == "cpu" else spec.dtype
     kept = jnp.dtype(floats if dtype == "auto" else dtype)
     kv = linear = None
+
+    def zeros(layers: int, shape: tuple[int, ...], dtype: Any) -> Stack:
+        def one(*lead: int) -> Array:
+            axes = (None,) * len(lead) + _AXES[: len(shape)]
+            return constrain(jnp.zeros((*lead, *shape), dtype), *axes)
+
+        return PerLayer([one() for _ in range(layers)]) if per_layer else one(layers)
+
     if full := len(spec.layers_with("attn")):
-        shape = (full, rows, spec.num_kv_heads, tokens, spec.head_dim)
-        keys, values = (constrain(jnp.zeros(shape, kept), *_AXES) for _ in range(2))
-        scales = ()
-        if kept == jnp.int8:
-            scales = (constrain(jnp.zeros(shape[:-1]), *_AXES[:-1]) for _ in range(2))
-        kv = KVCache(keys, values, *scales)
+        shape = (rows, spec.num_kv_heads, tokens, spec.head_dim)
+        parts = [(shape, kept)] * 2 + [(shape[:-1], jnp.float32)] * 2 * (kept == jnp.int8)
+        kv = KVCache(*(zeros(full, *part) for part in parts))
     if (count := len(spec.layers_with("linear_attn"))) and (one := spec.linear_attention):
-        key = (count, rows, one.conv_width - 1, one.key_heads, one.key_dim)
-        value = (count, rows, one.conv_width - 1, one.value_heads, one.value_dim)
-        memory = (count, rows, one.value_heads, one.key_dim, one.value_dim)
-        q, k, v = (jnp.zeros(shape, floats) for shape in (key, key, value))
-        linear = LinearState(q, k, v, jnp.zeros(memory, jnp.float32))
+        key = (rows, one.conv_width - 1, one.key_heads, one.key_dim)
+        value = (rows, one.conv_width - 1, one.value_heads, one.value_dim)
+        memory = (rows, one.value_heads, one.key_dim, one.value_dim)
+        parts = [(key, floats), (key, floats), (value, floats), (memory, jnp.float32)]
+        linear = LinearState(*(zeros(count, *part) for part in parts))
     return Cache(kv, linear)
 
 
@@ -140,10 +179,14 @@ def insert(cache: Cache, new: Cache, rows: Int[Array, "N"], slots: Int[Array, "N
     Source: ours.
     """
 
-    def whole(old: Array, one: Array) -> Array:
-        return old.at[:, slots].set(one[:, rows].astype(old.dtype), mode="drop")
-
-    kv = None
+    kv = linear = None
     if cache.kv is not None and new.kv is not None:
         kv = cache.kv.insert(new.kv, rows, slots)
-    return Cache(kv, jax.tree.map(whole, cache.linear, new.linear))
+    if cache.linear is not None and new.linear is not None:
+        lead = () if isinstance(cache.linear.memory, PerLayer) else (slice(None),)
+
+        def put(old: Array, one: Array) -> Array:
+            return old.at[(*lead, slots)].set(one[(*lead, rows)].astype(old.dtype), mode="drop")
+
+        linear = jax.tree.map(put, cache.linear, new.linear)
+    return Cache(kv, linear)

@@ -19,7 +19,7 @@ from s3ac_jax.models.cache import Cache
 from s3ac_jax.models.delta import LinearAttention
 from s3ac_jax.models.moe import MoE
 from s3ac_jax.models.spec import DecoderSpec
-from s3ac_jax.models.stack import scan_layers
+from s3ac_jax.models.stack import is_per_layer, scan_layers, unrolled_layers
 
 
 class Kept(NamedTuple):
@@ -68,6 +68,19 @@ class Decoder(nnx.Module):
         """
         return self.embed[...].T if self.spec.tie_embeddings else self.lm_head[...]
 
+    def logits(self, hidden: Float[Array, "N D"]) -> Float[Array, "N V"]:
+        """Of final hidden states, float32.
+
+        Source: Using the output embedding (1608.05859) for the tied case; ours: a tied head is read
+        where it lies, since a loop around a product with its transpose transposes it each time.
+        """
+        tied = self.spec.tie_embeddings
+        head = self.embed[...] if tied else self.lm_head[...]
+        return jax.lax.dot_general(
+            hidden, head.astype(hidden.dtype), (((1,), (1 if tied else 0,)), ((), ())),
+            preferred_element_type=jnp.float32,
+        )  # fmt: skip
+
     def _lookup(self, tokens: Int[Array, "B T"]) -> Float[Array, "N D"]:
         dtype = jnp.dtype(self.spec.dtype)
         table, flat = self.embed[...], tokens.reshape(-1)
@@ -114,6 +127,8 @@ class Decoder(nnx.Module):
             return (x, rest), {name: value for name, value in kept.items() if value is not None}
 
         stacked["layer"] = norms
+        if is_per_layer(norms["attn"]):
+            return unrolled_layers(self.spec.kinds, step, carry, stacked)
         remat = self.spec.remat and not indexed
         return scan_layers(self.spec.kinds, step, carry, stacked, remat=remat, indexed=indexed)
 
@@ -183,8 +198,7 @@ class Decoder(nnx.Module):
 
         def mix(kind, block, x, cache, given, number):
             if kind == "linear_attn":
-                state = jax.tree.map(lambda all_layers: all_layers[number], cache.linear)
-                y, state = block.extend(x, real, state)
+                y, state = block.extend(x, real, cache.linear_layer(number))
                 return y, cache.with_linear(number, state), None
             q, k, v = block.project(x, positions)
             kv = cache.kv.write_span(number, start, k, v)
@@ -218,8 +232,7 @@ class Decoder(nnx.Module):
 
         def mix(kind, block, x, cache, given, number):
             if kind == "linear_attn":
-                state = jax.tree.map(lambda all_layers: all_layers[number], cache.linear)
-                y, state = block.decode(x, state)
+                y, state = block.decode(x, cache.linear_layer(number))
                 return y, cache.with_linear(number, state), None
             q, k, v = block.project(x, positions[:, None])
             kv = cache.kv.write_column(number, positions, k[:, :, 0], v[:, :, 0])

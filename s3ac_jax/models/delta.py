@@ -78,8 +78,9 @@ def chunked(
 ) -> tuple[Float[Array, "B H T v"], Float[Array, "B H k v"]]:
     """Outputs of whole rows and the state after them, all float32.
 
-    state: what the run of the first token has left so far, None at its start. Within a chunk the corrections d solve a unit lower triangular system; only S goes from chunk
-    to chunk. Nothing is carried from one run to the next.
+    state: what the run of the first token has left so far, None at its start. Within a chunk the
+    corrections d solve a unit lower triangular system; only S goes from chunk to chunk. Nothing is
+    carried from one run to the next.
     Source: Parallelizing linear transformers with the delta rule (2406.06484), section 3, with the
     decay of Gated delta networks (2412.06464), eq. 10.
     """
@@ -266,14 +267,13 @@ class LinearAttention(Block):
         # Padding is silenced before the projections, or it bleeds through the convolution.
         x = jnp.where(real.reshape(-1, 1), x, 0.0)
         columns = self._columns(x, (batch, tokens))
-        taps, before = self._taps(), 0
+        taps, before = self._taps(), 0 if state is None else linear.conv_width - 1
         if state is not None:
-            before = linear.conv_width - 1
             columns = tuple(
                 jnp.concatenate([old.astype(new.dtype), new], axis=1)
                 for old, new in zip(state[:3], columns, strict=True)
             )
-            real_from_before = jnp.pad(real, ((0, 0), (before, 0)), constant_values=True)
+        long_real = jnp.pad(real, ((0, 0), (before, 0)), constant_values=True)
         long_run = jnp.pad(run, ((0, 0), (before, 0)), mode="edge")
         mixed = (
             causal_conv(column, tap[...], long_run)[:, before:]
@@ -289,7 +289,7 @@ class LinearAttention(Block):
         out = out.transpose(0, 2, 1, 3).reshape(batch * tokens, linear.value_heads, -1)
         if state is not None:
             q, k, v = (
-                _latest(column, real_from_before, before).astype(old.dtype)
+                _latest(column, long_real, before).astype(old.dtype)
                 for column, old in zip(columns, state[:3], strict=True)
             )
             state = LinearState(q, k, v, memory)

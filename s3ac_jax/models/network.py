@@ -15,6 +15,7 @@ from s3ac_jax.core.types import PyTree
 from s3ac_jax.models.critic import Critic
 from s3ac_jax.models.decoder import Decoder
 from s3ac_jax.models.spec import DecoderSpec
+from s3ac_jax.models.stack import unstack
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,6 +55,18 @@ class Network:
         """
         dtype = jnp.dtype(self.spec.dtype)
         return params if dtype == jnp.float32 else _cast(params, dtype)
+
+    def unstacked(self, params: PyTree) -> PyTree:
+        """The weights layer by layer, for programs without a gradient: `bind` takes both.
+
+        Source: ours: decoding reads each layer's weights where they lie (`models/stack.py`).
+        """
+        return _unstack(params)
+
+
+@jax.jit
+def _unstack(params: PyTree) -> PyTree:
+    return {**params, "layers": unstack(params["layers"])}
 
 
 @functools.partial(jax.jit, static_argnums=1)

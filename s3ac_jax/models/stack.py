@@ -7,7 +7,7 @@ one full attention takes three slices of one stack and one of the other per turn
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -93,6 +93,74 @@ def scan_layers(
         name: jax.tree.map(lambda *x: jnp.concatenate(x), *parts) for name, parts in kept.items()
     }
     return carry, joined
+
+
+@jax.tree_util.register_pytree_node_class
+class PerLayer:
+    """The arrays of one stack, layer by layer: indexing one copies nothing.
+
+    Source: ours.
+    """
+
+    def __init__(self, layers: Sequence[Any]):
+        self.layers = tuple(layers)
+
+    def __getitem__(self, place: Any) -> Any:
+        # nnx reads the whole of a weight as weight[...].
+        return self if place is ... else self.layers[place]
+
+    def replaced(self, place: int, new: Any) -> "PerLayer":
+        """With another array for one layer. Source: ours."""
+        return PerLayer([*self.layers[:place], new, *self.layers[place + 1 :]])
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
+        """The arrays. Source: JAX pytrees."""
+        return self.layers, None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, layers: Sequence[Any]) -> "PerLayer":
+        """The inverse. Source: JAX pytrees."""
+        return cls(layers)
+
+
+def is_per_layer(tree: Any) -> bool:
+    """Whether this is a stack cut into its layers. Source: ours."""
+    return isinstance(tree, PerLayer)
+
+
+def unstack(tree: PyTree) -> PyTree:
+    """The stacks of all leaves as PerLayer. Source: ours."""
+    return jax.tree.map(lambda x: PerLayer([x[n] for n in range(x.shape[0])]), tree)
+
+
+def unrolled_layers(
+    kinds: tuple[Kinds, ...], step: Step, carry: Any, per_block: dict[str, PyTree]
+) -> tuple[Any, dict[str, Any]]:
+    """What `scan_layers` gives, as one program without a loop over layers.
+
+    per_block: as there, of PerLayer: every layer's weights are arguments of the program, which
+    reads them where they lie. It takes as much longer to compile as there are layers.
+    Source: ours: a stack's slice is copied before each product on XLA:CPU, 40 % of a decode step
+    of 135M weights (measured).
+    """
+    seen = dict.fromkeys(per_block, 0)
+    kept: dict[str, list[Any]] = {}
+    for layer in kinds:
+        names = ("layer", *layer)
+        blocks = {
+            name: jax.tree.map(
+                lambda x, place=seen[name]: x[place], per_block[name], is_leaf=is_per_layer
+            )
+            for name in names
+        }
+        carry, result = step(layer, carry, blocks, {name: seen[name] for name in names})
+        for name in names:
+            seen[name] += 1
+        for name, value in result.items():
+            kept.setdefault(name, []).append(value)
+    return carry, {
+        name: jax.tree.map(lambda *x: jnp.stack(x), *values) for name, values in kept.items()
+    }
 
 
 class _Turn:

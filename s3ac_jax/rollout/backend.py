@@ -89,7 +89,12 @@ def seeded_sampling(
     )  # fmt: skip
 
 
-_fingerprint = jax.jit(trees.fingerprint)
+digest_of = jax.jit(trees.fingerprint)
+
+
+def hex_digest(digest: Any) -> str:
+    """A checksum of weights as people and messages see it. Source: ours."""
+    return f"{int(digest):08x}"
 
 
 def fingerprint_of(params: PyTree) -> str:
@@ -97,7 +102,7 @@ def fingerprint_of(params: PyTree) -> str:
 
     Source: ours: both sides of a weight sync compare them.
     """
-    return f"{int(_fingerprint(params)):08x}"
+    return hex_digest(digest_of(params))
 
 
 class RolloutBackend(Protocol):

@@ -8,6 +8,7 @@ other requests, or the order of admission.
 
 import dataclasses
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -18,6 +19,10 @@ from s3ac_jax.core.types import PyTree
 from s3ac_jax.models.cache import Cache, KVDtype, empty_cache, insert
 from s3ac_jax.models.network import Network
 from s3ac_jax.rollout.backend import MAX_STOP_IDS, Sampling
+
+# Numbers of noise made before a dispatch's first token rather than at each: a third of a step of
+# 0.1 M weights is spent on starting the generator (measured). More would be held for too long.
+_NOISE_AHEAD = 1 << 20
 
 
 class Prefix(NamedTuple):
@@ -64,7 +69,7 @@ class Block(NamedTuple):
 def nucleus(
     logits: Float[Array, "B V"], top_p: Float[Array, "B"], top_k: Int[Array, "B"]
 ) -> Bool[Array, "B V"]:
-    """Tokens left to be drawn: the likeliest whose probabilities reach top_p, at most top_k of them.
+    """Tokens left to be drawn: the likeliest that together reach top_p, at most top_k.
 
     At least one; tokens as likely as the last of them stay with it. top_k 0: any number.
     Source: The curious case of neural text degeneration (1904.09751), section 3.1; Hierarchical
@@ -79,7 +84,13 @@ def nucleus(
     return logits >= jnp.take_along_axis(falling, last[:, None], axis=-1)
 
 
-def sample(logits: Float[Array, "B V"], keys: Key[Array, "B"], sampling: Sampling):
+def gumbel(keys: Key[Array, "B"], places: Int[Array, "B"], vocab_size: int) -> Float[Array, "B V"]:
+    """The noise that decides each row's token at its place in the response. Source: ours."""
+    keys = jax.vmap(jax.random.fold_in)(keys, places)
+    return jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,)))(keys)
+
+
+def sample(logits: Float[Array, "B V"], noise: Float[Array, "B V"], sampling: Sampling):
     """A token for each row and its log-prob under softmax(logits / temperature), fp32.
 
     The log-prob is that of the whole distribution, also where top_p or top_k leave out a part of
@@ -95,11 +106,13 @@ def sample(logits: Float[Array, "B V"], keys: Key[Array, "B"], sampling: Samplin
         lambda: jnp.where(nucleus(scaled, sampling.top_p, sampling.top_k), scaled, -jnp.inf),
         lambda: scaled,
     )
-    noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(keys)
-    tokens = jnp.argmax(jnp.where(greedy[:, None], scaled, left + noise), axis=-1)
-    chosen = jnp.arange(logits.shape[-1]) == tokens[:, None]
-    logp = jax.nn.log_softmax(scaled, axis=-1)
-    return tokens.astype(jnp.int32), jnp.sum(jnp.where(chosen, logp, 0.0), axis=-1)
+    drawn = jnp.where(greedy[:, None], scaled, left + noise)
+    # argmax, but of two passes that XLA:CPU can vectorise.
+    place = jnp.arange(logits.shape[-1], dtype=jnp.int32)
+    best = drawn == jnp.max(drawn, axis=-1, keepdims=True)
+    tokens = jnp.min(jnp.where(best, place, logits.shape[-1] - 1), axis=-1)
+    chosen = jnp.sum(jnp.where(place == tokens[:, None], scaled, 0.0), axis=-1)
+    return tokens, chosen - jax.nn.logsumexp(scaled, axis=-1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,7 +123,8 @@ class Engine:
     tokens per slot between two looks by the host. stop_ids: what ends a response whose request
     does not say. record_routing: return the experts of each token; nothing for a model without
     experts. kv_dtype: of keys and values in the slots. prefill_chunk: tokens of a prompt that are
-    read at a time, 0 for all.
+    read at a time, 0 for all. scan_layers: weights stay stacked, which compiles faster, takes no
+    second copy of a float32 model and samples more slowly.
     Source: JetStream engine API (google/JetStream, engine_api.py, 0.2.2): prefill, insert,
     generate; batched prefill and insert as its later bulk_insert.
     """
@@ -123,6 +137,7 @@ class Engine:
     record_routing: bool = False
     kv_dtype: KVDtype = "auto"
     prefill_chunk: int = 0
+    scan_layers: bool = False
 
     @property
     def routing_shape(self) -> tuple[int, int] | None:
@@ -137,12 +152,23 @@ class Engine:
         zeros = jnp.zeros(self.slots, jnp.int32)
         seeds, floats = jnp.zeros(self.slots, jnp.uint32), jnp.zeros(self.slots)
         stops = jnp.full((self.slots, MAX_STOP_IDS), -1)
-        cache = empty_cache(self.network.spec, self.slots, self.cache_tokens, self.kv_dtype)
+        cache = empty_cache(
+            self.network.spec, self.slots, self.cache_tokens, self.kv_dtype,
+            per_layer=not self.scan_layers,
+        )  # fmt: skip
         return DecodeState(
             cache=cache, token=zeros, position=zeros, made=zeros, active=zeros > 0,
             keys=jax.vmap(jax.random.key)(seeds),
             sampling=Sampling(seeds, floats, zeros, floats, zeros, stops),
         )  # fmt: skip
+
+    def load_params(self, params: PyTree) -> PyTree:
+        """The weights as the other methods take them: cast, and layer by layer unless scanned.
+
+        Source: JetStream engine API.
+        """
+        params = self.network.in_compute_dtype(params)
+        return params if self.scan_layers else self.network.unstacked(params)
 
     @functools.partial(jax.jit, static_argnums=0)
     def prefill(self, params: PyTree, tokens: Int[Array, "P T"], lengths: Int[Array, "P"]):
@@ -155,7 +181,7 @@ class Engine:
         turns = -(-width // chunk)
         padded = jnp.pad(tokens, ((0, 0), (0, turns * chunk - width)))
         recorded = self.routing_shape
-        cache = empty_cache(self.network.spec, rows, turns * chunk)
+        cache = empty_cache(self.network.spec, rows, turns * chunk, per_layer=not self.scan_layers)
         routing = jnp.zeros((*padded.shape, *recorded), jnp.int16) if recorded else None
         model = self.network.bind(params)
 
@@ -219,8 +245,10 @@ class Engine:
         Source: JetStream engine API, several steps per call.
         """
         model = self.network.bind(params)
-        head = model.head()
-        shape = (self.steps_per_dispatch, self.slots)
+        shape, vocab, ahead = (self.steps_per_dispatch, self.slots), model.spec.vocab_size, None
+        if math.prod(shape) * vocab <= _NOISE_AHEAD:
+            places = state.made + jnp.arange(self.steps_per_dispatch)[:, None]
+            ahead = jax.vmap(lambda at: gumbel(state.keys, at, vocab))(places)
         recorded = self.routing_shape
         block = Block(
             jnp.zeros(shape, jnp.int32), jnp.zeros(shape), jnp.zeros(shape, bool),
@@ -233,11 +261,8 @@ class Engine:
             hidden, cache, routing = model.decode(
                 state.token, state.position, state.cache, keep_routing=bool(recorded)
             )
-            logits = jnp.einsum(
-                "bd,dv->bv", hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32
-            )
-            keys = jax.vmap(jax.random.fold_in)(state.keys, state.made)
-            tokens, logp = sample(logits, keys, state.sampling)
+            noise = gumbel(state.keys, state.made, vocab) if ahead is None else ahead[number]
+            tokens, logp = sample(model.logits(hidden), noise, state.sampling)
             made = state.made + state.active
             stops = jnp.any(tokens[:, None] == state.sampling.stop_ids, axis=1)
             stopped = state.active & stops

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from s3ac_jax.core.types import Prompt, PyTree, Rollout
-from s3ac_jax.rollout.backend import RolloutError, Sampling, fingerprint_of
+from s3ac_jax.rollout.backend import RolloutError, Sampling, digest_of, hex_digest
 from s3ac_jax.rollout.engine import Block, Engine
 
 
@@ -30,7 +30,7 @@ class _Made:
         place = self.count[request] + step
         self.tokens[request, place] = block.tokens[slot, step]
         self.logp[request, place] = block.logp[slot, step]
-        if self.routing is not None:
+        if self.routing is not None and block.routing is not None:
             read = prompt.num_tokens[request] - 1 + place
             self.routing[request, read] = block.routing[slot, step]
         busy = np.flatnonzero(self.owner >= 0)
@@ -65,19 +65,20 @@ class LocalRollout:
         self.version = -1
         self._params: PyTree = None
         self._state = None
-        self._fingerprint: str | None = None
+        self._digest: jax.Array | None = None
         self._counts = {"requests": 0, "tokens": 0, "aborted": 0}
         self._going = threading.Event()
         self._going.set()
         self._cut = threading.Event()
 
     def update_weights(self, params: PyTree, version: int) -> None:
-        """The weights of all later tokens, cast once to the dtype they are used in.
+        """The weights of all later tokens, made ready once.
 
-        What needs no cast is shared, not copied. Source: ours.
+        What needs no change is shared, not copied. Source: ours.
         """
-        self._params, self.version = self.engine.network.in_compute_dtype(params), version
-        self._fingerprint = None
+        # Now, for the trainer may donate the weights later; but nobody waits for it.
+        self._digest = digest_of(self.engine.network.in_compute_dtype(params))
+        self._params, self.version = self.engine.load_params(params), version
 
     def generate(self, prompt: Prompt, sampling: Sampling, *, keep_routing: bool = True) -> Rollout:
         """One response for each of the B prompts, in their order.
@@ -146,14 +147,13 @@ class LocalRollout:
 
         Source: ours.
         """
-        if self._fingerprint is None and self._params is not None:
-            self._fingerprint = fingerprint_of(self._params)
-        return {**self._counts, "version": self.version, "fingerprint": self._fingerprint}
+        found = None if self._digest is None else hex_digest(self._digest)
+        return {**self._counts, "version": self.version, "fingerprint": found}
 
     def close(self) -> None:
         """Gives up the weights and the cache. Source: ours."""
         self.abort()
-        self._params = self._state = self._fingerprint = None
+        self._params = self._state = self._digest = None
 
     def _admit(
         self, prompt: Prompt, sampling: Sampling, waiting: np.ndarray, made: _Made

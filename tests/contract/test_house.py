@@ -26,7 +26,13 @@ def name(path: Path) -> str:
 
 def sources(*rooms: str) -> list[Path]:
     folders = [PACKAGE / room for room in rooms] or [PACKAGE]
-    return sorted(path for folder in folders for path in folder.rglob("*.py"))
+    # What protoc writes follows protoc's rules.
+    return sorted(
+        path
+        for folder in folders
+        for path in folder.rglob("*.py")
+        if not path.name.endswith("_pb2.py")
+    )
 
 
 def tracked() -> list[Path]:

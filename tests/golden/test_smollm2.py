@@ -9,7 +9,6 @@ import importlib.util
 import os
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,8 +19,8 @@ from s3ac_jax.data.hf_tokenizer import HFTokenizer
 from s3ac_jax.io.hf_weights import load_params, read_spec
 from s3ac_jax.models.network import actor_network
 from s3ac_jax.models.token_logp import token_logp
-from s3ac_jax.rollout.engine import Engine
 from s3ac_jax.rollout.backend import seeded_sampling
+from s3ac_jax.rollout.engine import Engine
 from s3ac_jax.rollout.local import LocalRollout
 
 GOLDEN = Path(__file__).parent / "smollm2_135m.npz"

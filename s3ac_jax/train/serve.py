@@ -1,0 +1,341 @@
+"""A server's life: weights, compilation, gRPC and HTTP, until a signal ends it."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import signal
+import socket
+import ssl
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from s3ac_jax.config.flags import CommandLineError
+from s3ac_jax.config.run import RunConfig
+from s3ac_jax.parallel import mesh as parallel
+from s3ac_jax.rollout.backend import RolloutError, seeded_sampling
+from s3ac_jax.train.build import Role, make_actor, make_engine
+from s3ac_jax.train.served import ServeError, Text, Weights, WeightsSource, make_text
+from s3ac_jax.train.tasks import Task, make_task
+
+try:
+    from s3ac_jax.rollout.driver import RolloutDriver
+    from s3ac_jax.rollout.http_api import HttpApi, HttpServer
+    from s3ac_jax.rollout.http_request import Limits
+    from s3ac_jax.rollout.metrics import Metrics
+    from s3ac_jax.rollout.server import RolloutServer, check_exposure
+    from s3ac_jax.rollout.sinks import WholeSink
+    from s3ac_jax.rollout.slot_engine import JetStreamEngine
+    from s3ac_jax.rollout.store import ParamStore
+    from s3ac_jax.rollout.wire import Requests
+except ImportError as error:
+    raise ServeError(
+        f"serving needs more packages ({error}): pip install 's3ac-jax[rpc]'"
+    ) from error
+
+# So many prompts times n in one HTTP request.
+_MOST_REQUESTS = 1024
+_TOKEN_CHARS = 4096
+_LOOK_SECONDS = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What to serve and where. checkpoint, hf: paths; neither: the config's base policy.
+
+    http_port, metrics_port: 0 for none. tls_cert, tls_key, token_file: paths. max_pending:
+    responses that may wait for a slot. insecure: others than this machine may come without TLS and
+    token. max_prompt_tokens, max_response_tokens: of one request, the config's when 0.
+    Source: ours.
+    """
+
+    checkpoint: str | None = None
+    hf: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 9000
+    http_port: int = 8000
+    metrics_port: int = 0
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    token_file: str | None = None
+    max_pending: int = 4096
+    insecure: bool = False
+    max_prompt_tokens: int = 0
+    max_response_tokens: int = 0
+
+
+class _Locks(NamedTuple):
+    """tls: paths of certificate and key. context: the same for HTTP. token: of the clients."""
+
+    tls: tuple[str, str] | None
+    context: ssl.SSLContext | None
+    token: str | None
+
+
+def serve(config: RunConfig, wanted: Wanted) -> None:
+    """Serves until SIGINT or SIGTERM, then ends within two seconds; a second signal ends at once.
+
+    Raises RunError, in one line, for whatever can't be read, had or bound. Source: ours.
+    """
+    locks = _check(wanted)
+    with _Signals() as signals, contextlib.ExitStack() as ends:
+        try:
+            mesh, role = parallel.make_mesh(config.mesh), make_actor(config)
+            task = make_task(config)
+        except ValueError as error:
+            raise ServeError(str(error)) from error
+        _say(f"loading {wanted.checkpoint or wanted.hf or 'the base policy'}")
+        source = WeightsSource(config, role, mesh)
+        text, why_no_chat = make_text(task.tokenizer, wanted.hf, config.start.hf)
+        with jax.set_mesh(mesh):
+            driver, told = _driver(config, wanted, role, mesh, text, source)
+        ends.callback(driver.stop)
+        _compile(driver, text)
+        # Ends last, so that its clients are still told why the driver gave up.
+        http = HttpServer(_application(config, wanted, driver, text, locks))
+        ends.callback(http.stop)
+        server = RolloutServer(
+            driver, host=wanted.host, port=wanted.port, tls=locks.tls, token=locks.token,
+            insecure=wanted.insecure, metrics_port=wanted.metrics_port or None, tokenizer=text,
+            bos_id=text.bos_id, load=source.any,
+        )  # fmt: skip
+        ends.callback(server.stop)
+        http_port = None
+        if wanted.http_port:
+            http_port = http.start(wanted.host, wanted.http_port, locks.context)
+        chat = why_no_chat is None
+        _say(f"serving {config.name}: {told}")
+        _announce(config, wanted, driver, server, http_port, _example(task, text, chat))
+        if not chat:
+            _say(f"no /v1/chat/completions: {why_no_chat}")
+        _say("ready")
+        signals.wait(driver)
+        _say("stopping")
+
+
+def _check(wanted: Wanted) -> _Locks:
+    """Whatever can be told before anything is loaded."""
+    if wanted.checkpoint and wanted.hf:
+        raise CommandLineError("give --checkpoint or --hf, not both")
+    if bool(wanted.tls_cert) != bool(wanted.tls_key):
+        missing = "--tls_key" if wanted.tls_cert else "--tls_cert"
+        raise CommandLineError(f"TLS needs both --tls_cert and --tls_key; {missing} is missing")
+    tls, context = None, None
+    if wanted.tls_cert and wanted.tls_key:
+        tls = wanted.tls_cert, wanted.tls_key
+        context = _tls(*tls)
+    token = _token(wanted.token_file) if wanted.token_file else None
+    try:
+        check_exposure(wanted.host, tls=tls is not None, token=token, insecure=wanted.insecure)
+    except RolloutError as error:
+        raise ServeError(
+            f"{error}: --tls_cert, --tls_key and --token_file, or --insecure"
+        ) from error
+    ports = {
+        name: port for name in ("port", "http_port", "metrics_port")
+        if (port := getattr(wanted, name))
+    }  # fmt: skip
+    for name, port in ports.items():
+        if list(ports.values()).count(port) > 1:
+            raise CommandLineError(f"--{name}={port} is given twice")
+        _check_free(wanted.host, port, name)
+    return _Locks(tls, context, token)
+
+
+def _tls(certificate: str, key: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:  # ssl.SSLError is one
+        raise ServeError(
+            f"TLS: {certificate} and {key} are not a certificate and its key, both PEM "
+            f"({error.strerror or error})"
+        ) from error
+    return context
+
+
+def _token(path: str) -> str:
+    try:
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServeError(f"--token_file: {path} can't be read ({error})") from error
+    if not 0 < len(token) <= _TOKEN_CHARS or not token.isascii() or len(token.split()) > 1:
+        raise ServeError(
+            f"--token_file: {path} must hold one token, ASCII and without spaces; "
+            "openssl rand -hex 32 makes one"
+        )
+    return token
+
+
+def _check_free(host: str, port: int, name: str) -> None:
+    """The server binds again later; here it is told before the weights are loaded."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ServeError(
+            f"can't serve at {host}:{port} ({error.strerror or error}); choose another --{name} or "
+            "--host"
+        ) from error
+
+
+def _weights(source: WeightsSource, wanted: Wanted) -> Weights:
+    if wanted.checkpoint:
+        return source.checkpoint(wanted.checkpoint)
+    return source.hf(wanted.hf) if wanted.hf else source.base()
+
+
+def _driver(
+    config: RunConfig, wanted: Wanted, role: Role, mesh: Mesh, text: Text, source: WeightsSource
+) -> tuple[RolloutDriver, str]:
+    """A driver, and what its weights are. Nobody else keeps them: the first update frees them."""
+    prompt = wanted.max_prompt_tokens or config.task.max_prompt_tokens
+    response = wanted.max_response_tokens or config.rollout.max_response_tokens
+    engine = dataclasses.replace(
+        make_engine(config, role.network, text.stop_ids), cache_tokens=prompt + response
+    )
+    weights = _weights(source, wanted)
+    store = ParamStore(
+        weights.params, weights.version, prepare=role.network.in_compute_dtype,
+        load=engine.load_params,
+    )  # fmt: skip
+    slots = JetStreamEngine(
+        engine, store, max_prompt_tokens=prompt, insert_batch=config.rollout.insert_batch,
+        tokenizer=text, bos_id=text.bos_id, mesh=mesh,
+    )  # fmt: skip
+    told = f"{weights.told}, version {weights.version}, fingerprint {store.get().fingerprint}"
+    return RolloutDriver(slots, store, max_waiting=wanted.max_pending), told
+
+
+def _compile(driver: RolloutDriver, text: Text) -> None:
+    """One request of every width that prompts are padded to, so that no client waits for it."""
+    widths, start = driver.engine.prompt_widths, time.perf_counter()
+    _say(f"compiling, for prompts of up to {', '.join(map(str, widths))} tokens")
+    sampling = seeded_sampling([0], temperature=1.0, max_tokens=1, stop_ids=text.stop_ids)
+    for width in widths:
+        sink, length = WholeSink(1), np.array([width], np.int32)
+        prompt = np.zeros(width, np.int32)
+        driver.submit(Requests(prompt, length, np.zeros(1, np.int32), sampling), sink)
+        sink.result()
+    _say(f"compiled in {time.perf_counter() - start:.1f} s")
+
+
+def _application(
+    config: RunConfig, wanted: Wanted, driver: RolloutDriver, text: Text, locks: _Locks
+) -> Any:
+    limits = Limits(
+        model=config.name,
+        vocab_size=driver.limits.vocab_size,
+        max_prompt_tokens=driver.limits.max_prompt_tokens,
+        cache_tokens=driver.limits.cache_tokens,
+        max_requests=min(_MOST_REQUESTS, wanted.max_pending),
+    )
+    return HttpApi(
+        driver, limits, text, token=locks.token, metrics=Metrics(driver).text
+    ).application()
+
+
+def _announce(
+    config: RunConfig, wanted: Wanted, driver: RolloutDriver, server: RolloutServer,
+    http_port: int | None, example: tuple[str, dict[str, Any]],
+) -> None:  # fmt: skip
+    """How much is served, where, and a command to try."""
+    limits = driver.limits
+    _say(
+        f"  {driver.engine.max_concurrent_decodes} slots, prompts of up to "
+        f"{limits.max_prompt_tokens} tokens, with their responses up to {limits.cache_tokens}"
+    )
+    host = f"[{wanted.host}]" if ":" in wanted.host else wanted.host
+    locked = "TLS" if wanted.tls_cert else "no TLS", "token" if wanted.token_file else "no token"
+    _say(f"  gRPC     {host}:{server.port}   ({', '.join(locked)})")
+    if server.metrics_port:
+        _say(f"  metrics  http://{host}:{server.metrics_port}/metrics")
+    if http_port is None:
+        return
+    scheme = "https" if wanted.tls_cert else "http"
+    path, body = example
+    _say(f"  HTTP     {scheme}://{host}:{http_port}/v1   (model {config.name!r})")
+    extra = f" --cacert {shlex.quote(wanted.tls_cert)}" if wanted.tls_cert else ""
+    if wanted.token_file:
+        extra += f' -H "Authorization: Bearer $(cat {shlex.quote(wanted.token_file)})"'
+    # All addresses together are no name to ask for.
+    named = "localhost" if wanted.host in ("0.0.0.0", "::") else host
+    url = f"{scheme}://{named}:{http_port}{path}"
+    _say(
+        f"try:\n  curl {url}{extra} -H 'Content-Type: application/json' "
+        f"-d {shlex.quote(json.dumps(body))}"
+    )
+
+
+def _example(task: Task, text: Text, chat: bool) -> tuple[str, dict[str, Any]]:
+    if chat:
+        messages = [{"role": "user", "content": "What is 7 + 4?"}]
+        return "/v1/chat/completions", {"messages": messages}
+    prompts = task.held_out.prompts
+    prompt = text.decode(prompts.tokens[0, : prompts.num_tokens[0]].tolist())
+    return "/v1/completions", {"prompt": prompt, "max_tokens": 32, "temperature": 0}
+
+
+class _Signals:
+    """SIGINT and SIGTERM: an error while the server is being made, then an event to wait for.
+
+    A second one ends the process at once, whatever hangs.
+    """
+
+    def __init__(self):
+        self._asked = threading.Event()
+        self._waits = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "_Signals":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self._asked.is_set():
+            print("stopped at once", file=sys.stderr, flush=True)
+            os._exit(130)
+        self._asked.set()
+        if not self._waits:
+            raise _Stopped("stopped before anything was served")
+
+    def wait(self, driver: RolloutDriver) -> None:
+        """Until a signal comes.
+
+        Raises ServeError when the engine fails: whoever started the server can start it again.
+        """
+        self._waits = True
+        while not self._asked.wait(_LOOK_SECONDS):
+            if driver.error is not None:
+                raise ServeError(str(driver.error))
+
+
+class _Stopped(ServeError):
+    """A signal came early."""
+
+    exit_code = 130
+    prefix = ""
+
+
+def _say(line: str) -> None:
+    # A log file or a pipe must show it now.
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        # Nobody reads it any more, which is no reason to end; the next line mustn't fail either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
