@@ -22,6 +22,7 @@ from ml_collections import config_dict
 
 from s3ac_jax.algos.recipe import RECIPES
 from s3ac_jax.config.boundary import recipe_dict
+from s3ac_jax.config.rollout import RolloutConfig
 from s3ac_jax.models.spec import DecoderSpec
 from s3ac_jax.parallel.mesh import MeshSpec
 
@@ -66,13 +67,15 @@ def get_config() -> config_dict.ConfigDict:
             "start": {"hf": "runs/models/smollm2_135m"},
             "model": dataclasses.asdict(model),
             "recipe": columns,
-            "rollout": {
-                "slots": 32,
-                "max_response_tokens": MAX_RESPONSE_TOKENS,
-                "steps_per_dispatch": 8,
-                "insert_batch": 16,
-                "temperature": 0.5,
-            },
+            "rollout": dataclasses.asdict(
+                RolloutConfig(
+                    slots=32,
+                    max_response_tokens=MAX_RESPONSE_TOKENS,
+                    steps_per_dispatch=8,
+                    insert_batch=16,
+                    temperature=0.5,
+                )
+            ),
             "reference": {"samples": 0},
             "value_pretraining": {
                 "early_prompts": 0,

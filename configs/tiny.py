@@ -22,6 +22,7 @@ from ml_collections import config_dict
 
 from s3ac_jax.algos.recipe import RECIPES
 from s3ac_jax.config.boundary import ConfigError, recipe_dict
+from s3ac_jax.config.rollout import RolloutConfig
 from s3ac_jax.config.run import SftConfig, StartConfig, ValuePretrainingConfig
 from s3ac_jax.data.arithmetic import TOKENIZER
 from s3ac_jax.models.spec import DecoderSpec
@@ -68,13 +69,15 @@ def get_config(arg: str = "s3ac_single") -> config_dict.ConfigDict:
             },
             "model": dataclasses.asdict(model),
             "recipe": columns,
-            "rollout": {
-                "slots": 128,
-                "max_response_tokens": MAX_RESPONSE_TOKENS,
-                "steps_per_dispatch": 8,
-                "insert_batch": 32,
-                "temperature": 1.0,
-            },
+            "rollout": dataclasses.asdict(
+                RolloutConfig(
+                    slots=128,
+                    max_response_tokens=MAX_RESPONSE_TOKENS,
+                    steps_per_dispatch=8,
+                    insert_batch=32,
+                    temperature=1.0,
+                )
+            ),
             "start": dataclasses.asdict(StartConfig()),
             "sft": dataclasses.asdict(SftConfig()),
             # A history that starts from a success rate needs one.

@@ -10,6 +10,7 @@ import optax
 
 from s3ac_jax.algos import recipe as recipes
 from s3ac_jax.config import run, tasks
+from s3ac_jax.config.rollout import RolloutConfig
 from s3ac_jax.core.types import Prompt, Rollout, Scored
 from s3ac_jax.data import arithmetic
 from s3ac_jax.models.spec import DecoderSpec
@@ -175,7 +176,7 @@ def run_config(*, mesh=None, model=None, recipe=None, **train) -> run.RunConfig:
         task=tasks.Ladder(max_steps=2, num_train=32, num_held_out=8),
         model=model or tiny_spec(num_layers=2),
         recipe=recipe or default,
-        rollout=run.RolloutConfig(
+        rollout=RolloutConfig(
             slots=4, max_response_tokens=11, steps_per_dispatch=4, insert_batch=2
         ),
         sft=run.SftConfig(),

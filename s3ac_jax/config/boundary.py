@@ -20,6 +20,12 @@ FREE_KEYS: set[str] = {
     "cadence.evaluate_every",
     "cadence.keep_checkpoints",
     "cadence.save_every",
+    "rollout.addresses",
+    "rollout.max_in_flight",
+    "rollout.server_patience_s",
+    "rollout.tls_ca",
+    "rollout.token_file",
+    "rollout.weights_folder",
     "train.num_ticks",
 }
 

@@ -7,31 +7,11 @@ from typing import Literal
 from s3ac_jax.algos.recipe import Recipe
 from s3ac_jax.algos.selection import Accepting
 from s3ac_jax.config.checks import at_least, positive
+from s3ac_jax.config.rollout import RolloutConfig
 from s3ac_jax.config.tasks import TaskConfig
 from s3ac_jax.data.packing import worst_case_rows
 from s3ac_jax.models.spec import DecoderSpec
 from s3ac_jax.parallel.mesh import MeshSpec
-
-
-@dataclasses.dataclass(frozen=True)
-class RolloutConfig:
-    """slots: responses in flight. steps_per_dispatch: tokens per slot between two host looks.
-
-    temperature: of sampling and of every log-prob in training. insert_batch: requests
-    prefilled per call. Source: ours.
-    """
-
-    slots: int
-    max_response_tokens: int
-    steps_per_dispatch: int = 8
-    insert_batch: int = 32
-    temperature: float = 1.0
-
-    def __post_init__(self):
-        at_least("rollout", self, slots=1, max_response_tokens=1, steps_per_dispatch=1,
-                 insert_batch=1)  # fmt: skip
-        # A greedy sampler has no log-probs to learn from.
-        positive("rollout", self, "temperature")
 
 
 @dataclasses.dataclass(frozen=True)

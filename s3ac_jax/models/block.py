@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from s3ac_jax.models.int8 import Int8Matrix
 from s3ac_jax.models.spec import DecoderSpec
 
 
@@ -22,10 +23,14 @@ def normal(
     shape: tuple[int, ...],
     axes: tuple[str | None, ...],
     dtype: Any = jnp.float32,
+    sums: tuple[int, ...] = (),
 ):
-    """A parameter drawn from Normal(0, std), with its logical axes. Source: ours."""
+    """A parameter drawn from Normal(0, std), with its logical axes. Source: ours.
+
+    sums: axes that a product sums over, of a matrix that a sampler may round to int8.
+    """
     drawn = std * jax.random.normal(rngs.params(), shape, jnp.float32)
-    return nnx.Param(drawn.astype(dtype), axes=axes)
+    return nnx.Param(drawn.astype(dtype), axes=axes, sums=sums)
 
 
 def filled(value: float, shape: tuple[int, ...], axes: tuple[str | None, ...]):
@@ -96,16 +101,19 @@ class Block(nnx.Module):
         name: str,
         inner: dict[str, int],
         outer: dict[str, int],
+        *,
+        exact: bool = False,
     ) -> None:
         """Adds weight `name`, [layers, inner..., outer...], and its adapters if there are any.
 
         inner, outer: logical axis -> size. A starts at Normal(0, 1/sqrt(inner)), B at 0, so that
-        an adapted layer begins as the one it adapts.
+        an adapted layer begins as the one it adapts. exact: no sampler rounds it to int8.
         Source: LoRA (2106.09685), section 4.1.
         """
         shape = (self.layers, *inner.values(), *outer.values())
         axes = ("layers", *inner, *outer)
-        weight = normal(rngs, self.spec.init_std, shape, axes, base_dtype(self.spec))
+        sums = () if exact else tuple(range(1, 1 + len(inner)))
+        weight = normal(rngs, self.spec.init_std, shape, axes, base_dtype(self.spec), sums)
         setattr(self, name, weight)
         if self.lora is not None:
             fan_in, fan_out = math.prod(inner.values()), math.prod(outer.values())
@@ -122,7 +130,8 @@ class Block(nnx.Module):
 
         Source: LoRA (2106.09685), eq. 3.
         """
-        y = matmul(x, getattr(self, name)[...].reshape(x.shape[-1], -1))
+        w = getattr(self, name)[...]
+        y = w.times(x) if isinstance(w, Int8Matrix) else matmul(x, w.reshape(x.shape[-1], -1))
         if self.lora is not None:
             a, b = (getattr(self, f"{name}_lora_{side}")[...] for side in "ab")
             y = y + matmul(matmul(x, a), b) * (self.lora.alpha / self.lora.rank)

@@ -1,17 +1,15 @@
 """What decoding remembers of each row: keys and values, and the states of linear attention."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from s3ac_jax.models.delta import LinearState
-from s3ac_jax.models.spec import DecoderSpec
+from s3ac_jax.models.spec import DecoderSpec, KVDtype
 from s3ac_jax.models.stack import PerLayer
 from s3ac_jax.parallel.mesh import constrain
-
-KVDtype = Literal["auto", "float32", "bfloat16", "int8"]
 
 _AXES = ("rows", "kv_heads", None, None)
 

@@ -192,8 +192,9 @@ class LinearAttention(Block):
         per_head = {"linear_heads": linear.value_heads}
         for name, outer in (("q", key), ("k", key), ("v", value), ("z", value)):
             self.matrix(rngs, name, width, outer)
-        self.matrix(rngs, "b", width, per_head)
-        self.matrix(rngs, "a", width, per_head)
+        # Small, and decay is the exponential of an exponential of what they give.
+        self.matrix(rngs, "b", width, per_head, exact=True)
+        self.matrix(rngs, "a", width, per_head, exact=True)
         self.matrix(rngs, "out", value, width)
         taps = linear.conv_width
         for name, outer in (("conv_q", key), ("conv_k", key), ("conv_v", value)):

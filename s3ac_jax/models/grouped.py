@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from s3ac_jax.models.int8 import Int8Matrix
+
 
 class Laid(NamedTuple):
     """Where assignments (token n's j-th expert is number n k + j) lie among rows sorted by expert.
@@ -128,7 +130,8 @@ def _blocks(x: Array, block_expert: Array) -> Array:
 def _forward(x: Array, w: Array, block_expert: Array):
     def turn(_, xs):
         rows, expert = xs
-        return None, rows @ w[expert]
+        # Of int8, one expert at a time is widened.
+        return None, rows @ w[expert].astype(rows.dtype)
 
     _, y = jax.lax.scan(turn, None, (_blocks(x, block_expert), block_expert))
     return y.reshape(x.shape[0], -1), (x, w, block_expert)
@@ -154,22 +157,29 @@ def expert_outputs(
     x: Float[Array, "N D"],
     experts: Int[Array, "N k"],
     weights: Any,
-    feed: Callable[[Array, Any, Callable[[Array, Array], Array]], Array],
+    feed: Callable[[Array, Any, Callable[[Array, Any], Array]], Array],
     matmul: str,
 ) -> Float[Array, "N k D"]:
     """feed(rows, weights, product) of each token's experts; 0 where the number is out of range.
 
-    weights: arrays [E, ...] that `product(rows, w)` multiplies rows with. matmul: "ragged" or
-    "blocked".
+    weights: arrays [E, ...] that `product(rows, w)` multiplies rows with, or Int8Matrix, of which
+    "ragged" widens all experts. matmul: "ragged" or "blocked".
     Source: MegaBlocks (2211.15841), section 5; jax.lax.ragged_dot.
     """
     num_experts = jax.tree.leaves(weights)[0].shape[0]
     block = None if matmul == "ragged" else block_rows(experts.size, num_experts)
     laid = lay_out(experts, num_experts, block)
 
-    def product(rows: Array, w: Array) -> Array:
+    def product(rows: Array, w: Any) -> Array:
+        if isinstance(w, Int8Matrix):
+            expert = _taken(experts.reshape(-1), laid.sources)
+            y = plain(rows, w.values).astype(jnp.float32) * w.scale[expert, 0]
+            return y.astype(rows.dtype)
+        return plain(rows, w)
+
+    def plain(rows: Array, w: Array) -> Array:
         if laid.block_expert is None:
-            return jax.lax.ragged_dot(rows, w, laid.sizes)
+            return jax.lax.ragged_dot(rows, w.astype(rows.dtype), laid.sizes)
         return block_matmul(rows, w, laid.block_expert)
 
     y = feed(spread(x, laid.slots, laid.sources), weights, product)

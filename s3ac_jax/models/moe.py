@@ -1,6 +1,7 @@
 """Mixture of experts: a float32 router, replayable, and experts that may live on other devices."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from s3ac_jax.models.block import MLP, Block, base_dtype, normal
 from s3ac_jax.models.grouped import expert_outputs
+from s3ac_jax.models.int8 import Int8Matrix
 from s3ac_jax.models.spec import DecoderSpec
 from s3ac_jax.parallel.mesh import over_experts
 
@@ -38,7 +40,7 @@ def route(
     return chosen, jnp.take_along_axis(probabilities, chosen, axis=-1)
 
 
-def _swiglu(rows: Array, weights: dict[str, Array], product) -> Array:
+def _swiglu(rows: Array, weights: dict[str, Any], product) -> Array:
     hidden = jax.nn.silu(product(rows, weights["gate"])) * product(rows, weights["up"])
     return product(hidden, weights["down"])
 
@@ -47,25 +49,31 @@ def mix_dense(
     x: Float[Array, "N D"],
     chosen: Int[Array, "N k"],
     gates: Float[Array, "N k"],
-    weights: dict[str, Array],
+    weights: dict[str, Any],
 ) -> Float[Array, "N D"]:
     """Every expert on every token, then the chosen ones: the oracle of the other two.
 
     Source: ours.
     """
     num_experts = weights["gate"].shape[0]
-    hidden = jax.nn.silu(jnp.einsum("nd,edf->nef", x, weights["gate"]))
-    hidden = hidden * jnp.einsum("nd,edf->nef", x, weights["up"])
-    outputs = jnp.einsum("nef,efd->ned", hidden, weights["down"])
+    hidden = jax.nn.silu(_each("nd,edf->nef", x, weights["gate"]))
+    hidden = hidden * _each("nd,edf->nef", x, weights["up"])
+    outputs = _each("nef,efd->ned", hidden, weights["down"])
     share = jnp.sum(jax.nn.one_hot(chosen, num_experts) * gates[..., None], axis=1)
     return jnp.einsum("ned,ne->nd", outputs, share.astype(x.dtype))
+
+
+def _each(equation: str, x: Array, w: Any) -> Array:
+    if isinstance(w, Int8Matrix):
+        return w.by_output(equation, x, w.values)
+    return jnp.einsum(equation, x, w)
 
 
 def mix(
     x: Float[Array, "N D"],
     chosen: Int[Array, "N k"],
     gates: Float[Array, "N k"],
-    weights: dict[str, Array],
+    weights: dict[str, Any],
     matmul: str,
 ) -> Float[Array, "N D"]:
     """Gated sum of each token's experts; an expert number out of range adds nothing.
@@ -96,9 +104,9 @@ class MoE(Block):
             ("layers", "experts", "mlp", "embed"),
         )
         dtype = base_dtype(spec)
-        self.gate = normal(rngs, spec.init_std, up, up_axes, dtype)
-        self.up = normal(rngs, spec.init_std, up, up_axes, dtype)
-        self.down = normal(rngs, spec.init_std, down, down_axes, dtype)
+        self.gate = normal(rngs, spec.init_std, up, up_axes, dtype, sums=(2,))
+        self.up = normal(rngs, spec.init_std, up, up_axes, dtype, sums=(2,))
+        self.down = normal(rngs, spec.init_std, down, down_axes, dtype, sums=(2,))
         if moe.shared_width:
             self.shared = MLP(spec, rngs=rngs, name="moe", hidden=moe.shared_width)
             self.shared_gate = normal(rngs, spec.init_std, (layers, width), ("layers", "embed"))
@@ -120,8 +128,10 @@ class MoE(Block):
         )  # fmt: skip
         chosen, gates = route(logits, replay, per_token=moe.per_token, renormalise=moe.renormalise)
         sent = jnp.where(real[:, None], chosen, moe.num_experts)
+        weights = {name: getattr(self, name)[...] for name in ("gate", "up", "down")}
         weights = {
-            name: getattr(self, name)[...].astype(x.dtype) for name in ("gate", "up", "down")
+            name: w if isinstance(w, Int8Matrix) else w.astype(x.dtype)
+            for name, w in weights.items()
         }
         axes: dict[str, tuple[str | None, ...]] = {
             "gate": ("experts", None, "mlp"), "up": ("experts", None, "mlp"),

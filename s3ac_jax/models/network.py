@@ -14,6 +14,7 @@ from s3ac_jax.core.trees import path_name
 from s3ac_jax.core.types import PyTree
 from s3ac_jax.models.critic import Critic
 from s3ac_jax.models.decoder import Decoder
+from s3ac_jax.models.int8 import round_matrices
 from s3ac_jax.models.spec import DecoderSpec
 from s3ac_jax.models.stack import unstack
 
@@ -23,13 +24,14 @@ class Network:
     """An NNX module split from its weights, which are plain nested dicts everywhere else.
 
     spec: what it looks like. abstract: ShapeDtypeStructs of the weights. axes: logical axis names
-    of each weight.
+    of each weight. sums: axes of a matrix that its products sum over, () where it isn't rounded.
     """
 
     spec: DecoderSpec
     graphdef: Any
     abstract: PyTree
     axes: PyTree
+    sums: PyTree
     _build: Callable[[PRNGKeyArray | Array], nnx.Module]
 
     def init(self, key: PRNGKeyArray) -> PyTree:
@@ -56,6 +58,16 @@ class Network:
         dtype = jnp.dtype(self.spec.dtype)
         return params if dtype == jnp.float32 else _cast(params, dtype)
 
+    @functools.partial(jax.jit, static_argnums=0)
+    def in_int8(self, params: PyTree) -> PyTree:
+        """The matrices of the layers rounded, for programs without a gradient: `bind` takes both.
+
+        Embedding and head stay as they are, and so do norms, biases, routers, adapters,
+        convolutions and what decay rates are made of.
+        Source: ours: decoding is bound by the bytes of the weights.
+        """
+        return round_matrices(params, self.sums)
+
     def unstacked(self, params: PyTree) -> PyTree:
         """The weights layer by layer, for programs without a gradient: `bind` takes both.
 
@@ -81,10 +93,15 @@ def _cast(params: PyTree, dtype: jnp.dtype) -> PyTree:
 
 def _network(spec: DecoderSpec, build: Callable[[PRNGKeyArray | Array], nnx.Module]) -> Network:
     graphdef, state = nnx.split(nnx.eval_shape(lambda: build(jax.random.key(0))))
-    axes = jax.tree.map(
-        lambda leaf: leaf.get_metadata()["axes"], state, is_leaf=lambda x: isinstance(x, nnx.Param)
-    )
-    return Network(spec, graphdef, nnx.to_pure_dict(state), nnx.to_pure_dict(axes), build)
+
+    def told(name: str) -> PyTree:
+        found = jax.tree.map(
+            lambda leaf: leaf.get_metadata().get(name, ()),
+            state, is_leaf=lambda x: isinstance(x, nnx.Param),
+        )  # fmt: skip
+        return nnx.to_pure_dict(found)
+
+    return Network(spec, graphdef, nnx.to_pure_dict(state), told("axes"), told("sums"), build)
 
 
 def actor_network(spec: DecoderSpec) -> Network:

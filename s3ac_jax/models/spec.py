@@ -6,6 +6,8 @@ import math
 from typing import Literal
 
 Mixer = Literal["full", "linear"]
+# Of keys and values while sampling; auto is the model's own.
+KVDtype = Literal["auto", "float32", "bfloat16", "int8"]
 
 
 def _at_least_one(section: str, config: object, *names: str) -> None:

@@ -122,17 +122,18 @@ def constrain(x: Array, *axes: str | None) -> Array:
 
 
 def over_experts(
-    mix: Callable[[Array, Array, Array, dict[str, Array]], Array],
+    mix: Callable[[Array, Array, Array, dict[str, PyTree]], Array],
     x: Float[Array, "N D"],
     experts: Int[Array, "N k"],
     gates: Float[Array, "N k"],
-    weights: dict[str, Array],
+    weights: dict[str, PyTree],
     axes: dict[str, tuple[str | None, ...]],
     *,
     num_experts: int,
 ) -> Float[Array, "N D"]:
     """mix(x, experts, gates, weights), each device doing its own experts for its own rows.
 
+    weights: arrays, or several arrays that share the weight's axes; a size of 1 is on every device.
     axes: logical axes of the weights, the experts first. Each device sees the tokens of its row
     shard, numbers experts from its own first one, and the partial results are summed. mix must
     take a number out of range as nobody's.
@@ -141,12 +142,16 @@ def over_experts(
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return mix(x, experts, gates, weights)
-    specs = {name: spec_of(axes[name], w.shape, mesh) for name, w in weights.items()}
+    specs = {
+        name: jax.tree.map(lambda part, name=name: spec_of(axes[name], part.shape, mesh), w)
+        for name, w in weights.items()
+    }
+    all_specs = jax.tree.leaves(specs)
     rows = spec_of(("rows", None), x.shape, mesh)
-    summed = sorted({name for spec in specs.values() for entry in spec for name in _names(entry)})
-    shards = math.prod(mesh.shape[name] for name in _names(specs["gate"][0]))
+    summed = sorted({name for spec in all_specs for entry in spec for name in _names(entry)})
+    shards = math.prod(mesh.shape[name] for name in _names(all_specs[0][0]))
 
-    def local(x: Array, experts: Array, gates: Array, weights: dict[str, Array]) -> Array:
+    def local(x: Array, experts: Array, gates: Array, weights: dict[str, PyTree]) -> Array:
         count = num_experts // shards
         first = jax.lax.axis_index("expert") * count if shards > 1 else 0
         mine = experts - first

@@ -9,15 +9,17 @@ other requests, or the order of admission.
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Int16, Key
 
 from s3ac_jax.core.types import PyTree
-from s3ac_jax.models.cache import Cache, KVDtype, empty_cache, insert
+from s3ac_jax.models.cache import Cache, empty_cache, insert
+from s3ac_jax.models.int8 import WeightsDtype, check_available, each_turn
 from s3ac_jax.models.network import Network
+from s3ac_jax.models.spec import KVDtype
 from s3ac_jax.rollout.backend import MAX_STOP_IDS, Sampling
 
 # Numbers of noise made before a dispatch's first token rather than at each: a third of a step of
@@ -124,7 +126,8 @@ class Engine:
     does not say. record_routing: return the experts of each token; nothing for a model without
     experts. kv_dtype: of keys and values in the slots. prefill_chunk: tokens of a prompt that are
     read at a time, 0 for all. scan_layers: weights stay stacked, which compiles faster, takes no
-    second copy of a float32 model and samples more slowly.
+    second copy of a float32 model and samples more slowly. weights: "int8" rounds the matrices of
+    the layers when they are loaded, so that what samples is no longer what is trained.
     Source: JetStream engine API (google/JetStream, engine_api.py, 0.2.2): prefill, insert,
     generate; batched prefill and insert as its later bulk_insert.
     """
@@ -138,6 +141,11 @@ class Engine:
     kv_dtype: KVDtype = "auto"
     prefill_chunk: int = 0
     scan_layers: bool = False
+    weights: WeightsDtype = "model"
+
+    def __post_init__(self):
+        if self.weights == "int8":
+            check_available()
 
     @property
     def routing_shape(self) -> tuple[int, int] | None:
@@ -163,12 +171,21 @@ class Engine:
         )  # fmt: skip
 
     def load_params(self, params: PyTree) -> PyTree:
-        """The weights as the other methods take them: cast, and layer by layer unless scanned.
+        """The weights as the other methods take them: cast, then rounded where they are int8.
+
+        Layer by layer unless scanned.
 
         Source: JetStream engine API.
         """
         params = self.network.in_compute_dtype(params)
+        if self.weights == "int8":
+            params = self.network.in_int8(params)
         return params if self.scan_layers else self.network.unstacked(params)
+
+    def _model(self, params: PyTree, turn: Int[Array, ""]) -> Any:
+        """The module, for one turn of a loop."""
+        rounded = self.weights == "int8" and not self.scan_layers
+        return self.network.bind(each_turn(params, turn) if rounded else params)
 
     @functools.partial(jax.jit, static_argnums=0)
     def prefill(self, params: PyTree, tokens: Int[Array, "P T"], lengths: Int[Array, "P"]):
@@ -183,10 +200,10 @@ class Engine:
         recorded = self.routing_shape
         cache = empty_cache(self.network.spec, rows, turns * chunk, per_layer=not self.scan_layers)
         routing = jnp.zeros((*padded.shape, *recorded), jnp.int16) if recorded else None
-        model = self.network.bind(params)
 
         def turn(carry):
             number, cache, routing = carry
+            model = self._model(params, number)
             start = number * chunk
             part = jax.lax.dynamic_slice_in_dim(padded, start, chunk, axis=1)
             # A recurrent state can't be rewritten like a key: the last token is left for decoding.
@@ -244,8 +261,8 @@ class Engine:
 
         Source: JetStream engine API, several steps per call.
         """
-        model = self.network.bind(params)
-        shape, vocab, ahead = (self.steps_per_dispatch, self.slots), model.spec.vocab_size, None
+        shape, ahead = (self.steps_per_dispatch, self.slots), None
+        vocab = self.network.spec.vocab_size
         if math.prod(shape) * vocab <= _NOISE_AHEAD:
             places = state.made + jnp.arange(self.steps_per_dispatch)[:, None]
             ahead = jax.vmap(lambda at: gumbel(state.keys, at, vocab))(places)
@@ -258,6 +275,7 @@ class Engine:
 
         def step(carry):
             number, state, block = carry
+            model = self._model(params, number)
             hidden, cache, routing = model.decode(
                 state.token, state.position, state.cache, keep_routing=bool(recorded)
             )

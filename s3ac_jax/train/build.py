@@ -20,12 +20,12 @@ from s3ac_jax.core.types import Learner, PyTree
 from s3ac_jax.models import freeze
 from s3ac_jax.models.network import Network, actor_network, critic_network
 from s3ac_jax.parallel import mesh as parallel
-from s3ac_jax.rollout.engine import Engine
-from s3ac_jax.rollout.local import LocalRollout
+from s3ac_jax.rollout.backend import RolloutBackend
 from s3ac_jax.scheduler.select import Scheduler
 from s3ac_jax.train import score, steps
 from s3ac_jax.train.learner import learner_shardings, make_learner, make_optimizer
 from s3ac_jax.train.prepare import critic_batch, make_prepare
+from s3ac_jax.train.rollouts import make_rollout
 from s3ac_jax.train.tasks import Split, Task, make_task
 
 
@@ -67,7 +67,7 @@ class Parts:
     actor: Role
     critic: Role
     pretraining: Pretraining | None
-    rollout: LocalRollout
+    rollout: RolloutBackend
     scheduler: Scheduler
     reference: np.ndarray | None
     score: Callable[..., Any]
@@ -161,18 +161,6 @@ def _targets(spec: CriticSpec) -> Callable[..., Any]:
     return jax.jit(functools.partial(critic_batch, spec, values_old=None))
 
 
-def make_engine(config: RunConfig, network: Network, stop_ids: tuple[int, ...]) -> Engine:
-    """The rollout engine for this task. stop_ids: what ends a response. Source: ours."""
-    return Engine(
-        network=network,
-        slots=config.rollout.slots,
-        cache_tokens=config.longest,
-        steps_per_dispatch=config.rollout.steps_per_dispatch,
-        stop_ids=stop_ids,
-        record_routing=config.records_routing,
-    )
-
-
 def build(config: RunConfig, like: Parts | None = None) -> Parts:
     """Makes all parts. Raises ValueError when the task or the mesh can't be had.
 
@@ -204,12 +192,7 @@ def build(config: RunConfig, like: Parts | None = None) -> Parts:
         pretraining=pretraining,
         rollout=same(
             "rollout",
-            lambda config: LocalRollout(
-                make_engine(config, actor.network, task.tokenizer.stop_ids),
-                insert_batch=config.rollout.insert_batch,
-                max_prompt_tokens=config.task.max_prompt_tokens,
-                max_response_tokens=config.rollout.max_response_tokens,
-            ),
+            lambda config: make_rollout(config, actor.network, task.tokenizer.stop_ids),
             "model", "rollout", "task", "start", "mesh", "records_routing",
         ),
         scheduler=Scheduler(

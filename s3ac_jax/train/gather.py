@@ -69,7 +69,7 @@ def gather(
             sampling = Sampling(*(field[: len(prompt.index)] for field in sampling))
             rollout = parts.rollout.generate(prompt, sampling)
         with times.phase("reward"):
-            scored = _shaped(parts, parts.train.verifier.grade(rollout))
+            scored = _shaped(parts, _whole(parts.train.verifier.grade(rollout)))
             stats = parts.scheduler.record(stats, scored, tick, drift)
             group = np.arange(len(scored.success)) // size
             keep = recipe.keep.groups(
@@ -89,6 +89,15 @@ def gather(
     return Gathered(
         trained, everything, np.concatenate(baseline)[kept], draws, stats, cursor, missing
     )
+
+
+def _whole(scored: Scored) -> Scored:
+    """Responses that somebody cut off count as not graded."""
+    aborted = scored.rollout.aborted
+    if aborted is None:
+        return scored
+    rollout = dataclasses.replace(scored.rollout, aborted=None)
+    return dataclasses.replace(scored, rollout=rollout, valid=scored.valid & ~aborted)
 
 
 def _shaped(parts: Parts, scored: Scored) -> Scored:

@@ -309,6 +309,7 @@ def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
                 return whole.report(policies["late"], trained)
             finally:
                 whole.log.close()
+                parts.rollout.close()
     except OSError as error:
         # What is not a checkpoint: metrics, events, markers, the figure.
         raise WorkdirError(

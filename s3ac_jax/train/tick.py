@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from s3ac_jax.core import metrics
 from s3ac_jax.core.types import PyTree, Rollout, RunState, Scored
-from s3ac_jax.rollout.backend import make_sampling
+from s3ac_jax.rollout.backend import RolloutError, make_sampling
 from s3ac_jax.train import keys
 from s3ac_jax.train.build import Parts, Role, Split
 from s3ac_jax.train.gather import Gathered, gather, pack_batches
@@ -216,7 +216,8 @@ def respond(
 ) -> Scored:
     """Graded responses of the rollout engine's present weights to these prompts of the split.
 
-    temperature: that of the config's rollouts when None. Source: ours.
+    temperature: that of the config's rollouts when None. Raises RolloutError when one was aborted.
+    Source: ours.
     """
     config = parts.config.rollout
     sampling = make_sampling(
@@ -225,6 +226,10 @@ def respond(
         temperature=config.temperature if temperature is None else temperature,
     )  # fmt: skip
     rollout = parts.rollout.generate(split.prompts.take(index), sampling, keep_routing=False)
+    if rollout.aborted is not None:
+        raise RolloutError(
+            f"{int(rollout.aborted.sum())} of {len(index)} responses were aborted outside training"
+        )
     return split.verifier.grade(rollout)
 
 
@@ -243,7 +248,7 @@ def evaluate(
     """
     split = parts.held_out
     rows = np.repeat(np.arange(len(split.prompts)), samples)
-    parts.rollout.update_weights(params, -1)
+    parts.rollout.update_weights(params, 0)
     scored = respond(parts, split, rows, key, temperature=temperature)
     outcome = outcome_metrics(split, scored)
     return {
@@ -259,7 +264,7 @@ def reference_success(parts: Parts, base: PyTree) -> np.ndarray:
     """
     config, num_prompts = parts.config, len(parts.train.prompts)
     key = keys.stage_key(config.task.seed, keys.REFERENCE)
-    parts.rollout.update_weights(base, -1)
+    parts.rollout.update_weights(base, 0)
     total = np.zeros(num_prompts)
     for number in range(config.reference.samples):
         scored = respond(

@@ -152,7 +152,7 @@ def on_base_policy(
     sample_key, order_key = jax.random.split(jax.random.fold_in(key, 99))
     order = np.asarray(jax.random.permutation(order_key, len(split.prompts)))
     index = order[: min(len(order), 1024)]
-    parts.rollout.update_weights(policy, -1)
+    parts.rollout.update_weights(policy, 0)
     scored = respond(parts, split, index, sample_key)
     batches = pack_batches(parts, scored, np.arange(len(index)), max(1, len(index) // 256))
     values = jnp.concatenate([_pretraining(parts).values(critic, batch) for batch in batches])

@@ -4,14 +4,11 @@ import contextlib
 import dataclasses
 import http.client
 import json
-import os
 import shutil
 import signal
 import socket
 import ssl
 import subprocess
-import sys
-import threading
 import time
 import types
 
@@ -36,66 +33,9 @@ from s3ac_jax.train import policies
 from s3ac_jax.train import serve as serving
 from s3ac_jax.train.build import build
 from tests.integration import hf_runs, runs
+from tests.integration.servers import TINY, app, free_port, overrides, served
 
-APP = str(runs.ROOT / "launch" / "serve.py")
-TINY = {"rollout.slots": 16, "rollout.insert_batch": 8}
 PROMPTS = ["7+4-9*3=", "1-1=", "8*3+5-2*7=", "0+1=", "9*9=", "3-8*7+2="]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@dataclasses.dataclass
-class Server:
-    process: subprocess.Popen
-    port: int
-    http_port: int
-    lines: list
-
-    def text(self):
-        return "\n".join(self.lines)
-
-    def wait_for(self, true, seconds=120):
-        end = time.monotonic() + seconds
-        while not true():
-            assert self.process.poll() is None, (self.text(), self.process.stderr.read())
-            assert time.monotonic() < end, self.text()
-            time.sleep(0.02)
-
-
-def app(*arguments):
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", APP, *arguments],
-        env={**os.environ, "PYTHONPATH": str(runs.ROOT)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
-@contextlib.contextmanager
-def served(*arguments):
-    port, http_port = free_port(), free_port()
-    process = app(*arguments, f"--port={port}", f"--http_port={http_port}")
-    server = Server(process, port, http_port, [])
-    reader = threading.Thread(
-        target=lambda: server.lines.extend(line.rstrip("\n") for line in process.stdout)
-    )
-    reader.start()
-    try:
-        server.wait_for(lambda: "ready" in server.lines)
-        yield server
-    finally:
-        process.kill()
-        process.wait()
-        reader.join()
-        process.stdout.close()
-        process.stderr.close()
-
-
-def overrides(changes):
-    return [f"--config.{name}={value}" for name, value in changes.items()]
 
 
 @pytest.fixture(scope="module")

@@ -118,15 +118,53 @@ def test_a_resumed_run_may_change_the_free_keys_alone(tmp_path):
         finally:
             workdir.close()
 
-    claim(TINY.get_config())
-    assert flat(to_dict(from_config_dict(TINY.get_config()))).keys() >= FREE_KEYS
+    def remote(**changes):
+        cd = TINY.get_config()
+        new = {"rollout.backend": "remote", "rollout.addresses": "a:1", **changes}
+        cd.update_from_flattened_dict(new)
+        return cd
+
+    claim(remote())
+    found = flat(to_dict(from_config_dict(remote())))
+    assert found.keys() >= FREE_KEYS
     for key in sorted(FREE_KEYS):
-        claim(changed(key, 7))
+        claim(remote(**{key: "b:2" if isinstance(found[key], str) else 7}))
+    with pytest.raises(WorkdirError, match=r"rollout\.backend was "remote", now "local""):
+        claim(TINY.get_config())
+    claim(remote())
+    (tmp_path / "config.json").unlink()
+    claim(TINY.get_config())
     was = re.escape(f"actor.lr was {TINY.get_config().actor.lr}, now 0.5")
     with pytest.raises(WorkdirError, match=was):
         claim(changed("actor.lr", 0.5))
     with pytest.raises(WorkdirError, match=r"recipe\.responses_per_prompt was 1, now 16"):
         claim(changed("recipe", {"name": "s3ac_group"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"addresses": "a:1"}, r"rollout.addresses \(a:1\) are for .*local has no server"),
+        ({"backend": "remote"}, "backend=remote needs rollout.addresses, say host:9000"),
+        ({"backend": "vllm", "addresses": " , "}, "needs rollout.addresses, say http://host:8000"),
+        ({"backend": "sglang", "addresses": "http://a:1"}, "sglang needs rollout.weights_folder"),
+        ({"kv_dtype": "int4"}, "kv_dtype must be 'auto' or 'float32' or 'bfloat16' or 'int8'"),
+        ({"weights": "bf16"}, "rollout.weights must be 'model' or 'int8'"),
+        ({"prefill_chunk": -1}, "rollout.prefill_chunk must be at least 0"),
+        ({"server_patience_s": 0.0}, "rollout.server_patience_s must be positive"),
+    ],
+)
+def test_rollouts_that_cannot_be_had(changes, message):
+    cd = TINY.get_config()
+    cd.update_from_flattened_dict({f"rollout.{key}": value for key, value in changes.items()})
+    with pytest.raises(ConfigError, match=message):
+        from_config_dict(cd)
+
+
+def test_addresses_are_separated_by_commas():
+    cd = TINY.get_config()
+    cd.update_from_flattened_dict({"rollout.backend": "remote", "rollout.addresses": "a:1, b:2,"})
+    assert from_config_dict(cd).rollout.servers == ("a:1", "b:2")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,143 @@
+"""Whatever makes a run's responses: the sampler in this process, or servers elsewhere."""
+
+import itertools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from s3ac_jax.config.run import RunConfig
+from s3ac_jax.core.types import PyTree
+from s3ac_jax.io.hf_weights import read_origin, save_params
+from s3ac_jax.io.orbax_weights import save_orbax
+from s3ac_jax.models.lora import merge_lora
+from s3ac_jax.models.network import Network
+from s3ac_jax.rollout.backend import RolloutBackend
+from s3ac_jax.rollout.engine import Engine
+from s3ac_jax.rollout.local import LocalRollout
+
+# The servers may still read the last but one when the next is written.
+_KEPT_SETS = 2
+
+
+def make_engine(config: RunConfig, network: Network, stop_ids: tuple[int, ...]) -> Engine:
+    """The rollout engine for this task. stop_ids: what ends a response. Source: ours."""
+    rollout = config.rollout
+    return Engine(
+        network=network,
+        slots=rollout.slots,
+        cache_tokens=config.longest,
+        steps_per_dispatch=rollout.steps_per_dispatch,
+        stop_ids=stop_ids,
+        record_routing=config.records_routing,
+        kv_dtype=rollout.kv_dtype,
+        weights=rollout.weights,
+        prefill_chunk=rollout.prefill_chunk,
+        scan_layers=rollout.scan_layers,
+    )
+
+
+def make_rollout(config: RunConfig, network: Network, stop_ids: tuple[int, ...]) -> RolloutBackend:
+    """What the config asks for; servers are not called yet.
+
+    Raises ValueError on a token that can't be read, a missing package, or what a server can't do.
+    Source: ours.
+    """
+    rollout = config.rollout
+    limits = {
+        "max_prompt_tokens": config.task.max_prompt_tokens,
+        "max_response_tokens": rollout.max_response_tokens,
+    }
+    if rollout.backend == "local":
+        engine = make_engine(config, network, stop_ids)
+        return LocalRollout(engine, insert_batch=rollout.insert_batch, **limits)
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"rollout.backend={rollout.backend} works with one trainer process, here: "
+            f"{jax.process_count()}; use local"
+        )
+    try:
+        # Not above: training alone needs neither gRPC nor an HTTP client.
+        from s3ac_jax.rollout.fleet import Timing
+        from s3ac_jax.rollout.openai import OpenAIRollout
+        from s3ac_jax.rollout.remote import RemoteRollout
+    except ImportError as error:
+        raise ValueError(
+            f"rollout.backend={rollout.backend} needs more packages ({error}): "
+            "pip install 's3ac-jax[rpc]'"
+        ) from error
+    token = _token(rollout.token_file) if rollout.token_file else None
+    common = {
+        **limits,
+        "token": token,
+        "max_in_flight": rollout.max_in_flight,
+        "in_flight": rollout.in_flight_updates,
+        "timing": Timing(patience=rollout.server_patience_s),
+    }
+    if rollout.backend == "remote":
+        save = None
+        if rollout.weights_folder:
+            save = _Sets(
+                rollout.weights_folder,
+                lambda params, folder: save_orbax(params, config.model, None, folder),
+            )
+        return RemoteRollout(
+            rollout.servers, network=network, record_routing=config.records_routing,
+            tls_ca=rollout.tls_ca or None, save=save, **common,
+        )  # fmt: skip
+    if config.records_routing:
+        raise ValueError(
+            f"rollout.backend={rollout.backend} doesn't say which experts it chose: "
+            "recipe.replay_routing must be False with it"
+        )
+    if not config.start.hf:
+        raise ValueError(
+            f"rollout.backend={rollout.backend} needs start.hf, the folder of the pretrained model "
+            "that it serves: its layout and tokenizer go with every export"
+        )
+    return OpenAIRollout(
+        rollout.servers, rollout.backend, vocab_size=config.model.vocab_size,
+        export=_Sets(rollout.weights_folder, _exporter(config)), **common,
+    )  # fmt: skip
+
+
+def _exporter(config: RunConfig) -> Callable[[PyTree, Path], None]:
+    base = config.start.hf
+
+    def export(params: PyTree, folder: Path) -> None:
+        whole, spec = merge_lora(params, config.model)
+        origin = read_origin(base)
+        carry = base if origin.skipped else None
+        save_params(whole, spec, origin, folder, base=base, carry_from=carry)
+
+    return export
+
+
+class _Sets:
+    """Numbered sets of weights in one folder, the newest kept: (params, version) -> path."""
+
+    def __init__(self, folder: str, write: Callable[[PyTree, Path], None]):
+        self._folder, self._write = Path(folder).absolute(), write
+        self._numbers = itertools.count()
+        self._made: list[Path] = []
+
+    def __call__(self, params: PyTree, version: int) -> str:
+        path = self._folder / f"weights-{next(self._numbers)}"
+        # Of an earlier process, which servers have no more use for.
+        shutil.rmtree(path, ignore_errors=True)
+        self._write(params, path)
+        self._made.append(path)
+        while len(self._made) > _KEPT_SETS:
+            shutil.rmtree(self._made.pop(0), ignore_errors=True)
+        return str(path)
+
+
+def _token(path: str) -> str:
+    try:
+        token = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"rollout.token_file: {path} can't be read ({error})") from error
+    if not token or not token.isascii() or len(token.split()) > 1:
+        raise ValueError(f"rollout.token_file: {path} must hold one token, ASCII, without spaces")
+    return token
