@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Int8
+from jaxtyping import Array, Float, Int8
 
 from s3ac_jax.core.errors import RunError
 from s3ac_jax.core.types import PyTree
@@ -98,14 +98,3 @@ def round_matrices(params: PyTree, sums: PyTree) -> PyTree:
     Source: ours.
     """
     return jax.tree.map(lambda leaf, axes: rounded(leaf, axes) if axes else leaf, params, sums)
-
-
-def each_turn(params: PyTree, number: Int[Array, ""]) -> PyTree:
-    """The same weights, as if they depended on the number of a loop's turn, which isn't negative.
-
-    Source: ours: XLA moves what is the same in every turn before the loop, here the widening of all
-    matrices, which then lie in memory in full next to their int8 (measured on CPU; an optimization
-    barrier does not hold it back there).
-    """
-    nothing = jnp.minimum(number, 0).astype(jnp.int8)
-    return jax.tree.map(lambda leaf: leaf + nothing if leaf.dtype == jnp.int8 else leaf, params)

@@ -16,7 +16,7 @@ from s3ac_jax.models.critic import Critic
 from s3ac_jax.models.decoder import Decoder
 from s3ac_jax.models.int8 import round_matrices
 from s3ac_jax.models.spec import DecoderSpec
-from s3ac_jax.models.stack import unstack
+from s3ac_jax.models.stack import is_per_layer, unstack
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,6 +74,11 @@ class Network:
         Source: ours: decoding reads each layer's weights where they lie (`models/stack.py`).
         """
         return _unstack(params)
+
+
+def is_unstacked(params: PyTree) -> bool:
+    """Whether the weights are as `Network.unstacked` gives them. Source: ours."""
+    return is_per_layer(params["layers"]["attn_norm"])
 
 
 @jax.jit

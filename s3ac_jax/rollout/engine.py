@@ -9,7 +9,7 @@ other requests, or the order of admission.
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,8 @@ from jaxtyping import Array, Bool, Float, Int, Int16, Key
 
 from s3ac_jax.core.types import PyTree
 from s3ac_jax.models.cache import Cache, empty_cache, insert
-from s3ac_jax.models.int8 import WeightsDtype, check_available, each_turn
-from s3ac_jax.models.network import Network
+from s3ac_jax.models.int8 import WeightsDtype, check_available
+from s3ac_jax.models.network import Network, is_unstacked
 from s3ac_jax.models.spec import KVDtype
 from s3ac_jax.rollout.backend import MAX_STOP_IDS, Sampling
 
@@ -127,7 +127,8 @@ class Engine:
     experts. kv_dtype: of keys and values in the slots. prefill_chunk: tokens of a prompt that are
     read at a time, 0 for all. scan_layers: weights stay stacked, which compiles faster, takes no
     second copy of a float32 model and samples more slowly. weights: "int8" rounds the matrices of
-    the layers when they are loaded, so that what samples is no longer what is trained.
+    the layers when they are loaded, so that what samples is no longer what is trained; they stay
+    stacked.
     Source: JetStream engine API (google/JetStream, engine_api.py, 0.2.2): prefill, insert,
     generate; batched prefill and insert as its later bulk_insert.
     """
@@ -156,13 +157,13 @@ class Engine:
         return len(self.network.spec.layers_with("moe")), moe.per_token
 
     def init_decode_state(self, params: PyTree) -> DecodeState:
-        """Empty slots; `params` is there for the interface. Source: JetStream engine API."""
+        """Empty slots for weights like these. Source: JetStream engine API."""
         zeros = jnp.zeros(self.slots, jnp.int32)
         seeds, floats = jnp.zeros(self.slots, jnp.uint32), jnp.zeros(self.slots)
         stops = jnp.full((self.slots, MAX_STOP_IDS), -1)
         cache = empty_cache(
             self.network.spec, self.slots, self.cache_tokens, self.kv_dtype,
-            per_layer=not self.scan_layers,
+            per_layer=is_unstacked(params),
         )  # fmt: skip
         return DecodeState(
             cache=cache, token=zeros, position=zeros, made=zeros, active=zeros > 0,
@@ -171,21 +172,15 @@ class Engine:
         )  # fmt: skip
 
     def load_params(self, params: PyTree) -> PyTree:
-        """The weights as the other methods take them: cast, then rounded where they are int8.
+        """The weights as the other methods take them: cast; then rounded, or layer by layer.
 
-        Layer by layer unless scanned.
-
-        Source: JetStream engine API.
+        Source: JetStream engine API; ours: a loop over layers widens the int8 of one at a time,
+        where XLA:CPU otherwise widens those of all before the first token (measured).
         """
         params = self.network.in_compute_dtype(params)
         if self.weights == "int8":
-            params = self.network.in_int8(params)
+            return self.network.in_int8(params)
         return params if self.scan_layers else self.network.unstacked(params)
-
-    def _model(self, params: PyTree, turn: Int[Array, ""]) -> Any:
-        """The module, for one turn of a loop."""
-        rounded = self.weights == "int8" and not self.scan_layers
-        return self.network.bind(each_turn(params, turn) if rounded else params)
 
     @functools.partial(jax.jit, static_argnums=0)
     def prefill(self, params: PyTree, tokens: Int[Array, "P T"], lengths: Int[Array, "P"]):
@@ -198,12 +193,12 @@ class Engine:
         turns = -(-width // chunk)
         padded = jnp.pad(tokens, ((0, 0), (0, turns * chunk - width)))
         recorded = self.routing_shape
-        cache = empty_cache(self.network.spec, rows, turns * chunk, per_layer=not self.scan_layers)
+        cache = empty_cache(self.network.spec, rows, turns * chunk, per_layer=is_unstacked(params))
         routing = jnp.zeros((*padded.shape, *recorded), jnp.int16) if recorded else None
+        model = self.network.bind(params)
 
         def turn(carry):
             number, cache, routing = carry
-            model = self._model(params, number)
             start = number * chunk
             part = jax.lax.dynamic_slice_in_dim(padded, start, chunk, axis=1)
             # A recurrent state can't be rewritten like a key: the last token is left for decoding.
@@ -261,8 +256,8 @@ class Engine:
 
         Source: JetStream engine API, several steps per call.
         """
-        shape, ahead = (self.steps_per_dispatch, self.slots), None
-        vocab = self.network.spec.vocab_size
+        model = self.network.bind(params)
+        shape, vocab, ahead = (self.steps_per_dispatch, self.slots), model.spec.vocab_size, None
         if math.prod(shape) * vocab <= _NOISE_AHEAD:
             places = state.made + jnp.arange(self.steps_per_dispatch)[:, None]
             ahead = jax.vmap(lambda at: gumbel(state.keys, at, vocab))(places)
@@ -275,7 +270,6 @@ class Engine:
 
         def step(carry):
             number, state, block = carry
-            model = self._model(params, number)
             hidden, cache, routing = model.decode(
                 state.token, state.position, state.cache, keep_routing=bool(recorded)
             )

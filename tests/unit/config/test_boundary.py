@@ -129,7 +129,7 @@ def test_a_resumed_run_may_change_the_free_keys_alone(tmp_path):
     assert found.keys() >= FREE_KEYS
     for key in sorted(FREE_KEYS):
         claim(remote(**{key: "b:2" if isinstance(found[key], str) else 7}))
-    with pytest.raises(WorkdirError, match=r"rollout\.backend was "remote", now "local""):
+    with pytest.raises(WorkdirError, match=r'rollout\.backend was "remote", now "local"'):
         claim(TINY.get_config())
     claim(remote())
     (tmp_path / "config.json").unlink()
