@@ -8,7 +8,9 @@
 PYTHON ?= python3
 # Empty means unpinned: the newest releases that pyproject.toml allows.
 CONSTRAINTS ?= requirements.txt
-EXTRAS ?= train,report,hf
+EXTRAS ?= train,report,hf,serve,int8
+# Installed without what its metadata asks for: TensorFlow, of which nothing is used.
+JETSTREAM := google-jetstream==0.2.2
 CONFIG ?= configs/tiny.py
 WORKDIR ?= runs/quickstart
 # Where the pretrained model comes from, and the folder that is made of it.
@@ -20,7 +22,7 @@ LOCK_PYTHON ?= python3.11
 NEWEST_PYTHON ?= python3.12
 
 # A change of any of these asks for a new environment, not for an update of the old one.
-STAMP := .stamp-$(shell printf '%s' '$(PYTHON) $(CONSTRAINTS) $(EXTRAS)' | cksum | cut -d' ' -f1)
+STAMP := .stamp-$(shell printf '%s' '$(PYTHON) $(CONSTRAINTS) $(EXTRAS) $(JETSTREAM)' | cksum | cut -d' ' -f1)
 CONSTRAIN := $(addprefix -c ,$(CONSTRAINTS))
 PIP_FLAGS := --disable-pip-version-check --quiet
 TEST_BIN := .venv-test/bin
@@ -59,6 +61,7 @@ define environment
   || { $(PYTHON) -m venv --clear --without-pip $(@D) \
        && $(PYTHON) -m pip --python $(@D)/bin/python install --quiet pip; }
 @$(@D)/bin/python -m pip install $(PIP_FLAGS) $(INSTALL)
+@$(@D)/bin/python -m pip install $(PIP_FLAGS) --no-deps $(JETSTREAM)
 @touch $@
 endef
 

@@ -44,8 +44,7 @@ class Int8Matrix:
         return self.values.shape
 
     def __getitem__(self, place: Any) -> "Int8Matrix":
-        # nnx reads the whole of a weight as weight[...].
-        return self if place is ... else jax.tree.map(lambda x: x[place], self)
+        return jax.tree.map(lambda x: x[place], self)
 
     def times(self, x: Float[Array, "N I"]) -> Float[Array, "N O"]:
         """x W in the dtype of x, accumulated in float32; inner and outer axes flattened.

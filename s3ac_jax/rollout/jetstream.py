@@ -70,8 +70,8 @@ try:
 except ImportError as error:
     raise RolloutError(
         f"the rollout server needs JetStream, and it can't be imported ({error}): "
-        "pip install 's3ac-jax[rpc]' && "
-        f"pip install --no-deps google-jetstream=={VERSION} shortuuid"
+        "pip install 's3ac-jax[serve]' && "
+        f"pip install --no-deps google-jetstream=={VERSION}"
     ) from error
 
 # Called by the driver after every insert; its own version asks jax for a name that is gone.

@@ -67,9 +67,10 @@ class LocalRollout:
         self._state = None
         self._digest: jax.Array | None = None
         self._counts = {"requests": 0, "tokens": 0, "aborted": 0}
-        self._going = threading.Event()
-        self._going.set()
-        self._cut = threading.Event()
+        # Held by a call in progress, so that closing waits for its end.
+        self._busy = threading.Lock()
+        self._change = threading.Condition()
+        self._paused = self._cut = self._closed = False
 
     def update_weights(self, params: PyTree, version: int) -> None:
         """The weights of all later tokens, made ready once.
@@ -89,10 +90,16 @@ class LocalRollout:
         RolloutError before the first `update_weights` and after `close`.
         Source: ours.
         """
-        if self._params is None:
-            raise RolloutError("no weights: call update_weights(params, version) first")
-        check_request(prompt, sampling, self.max_prompt_tokens, self.max_response_tokens)
-        self._cut.clear()
+        with self._busy:
+            if self._closed:
+                raise RolloutError("this rollout is closed; make another one")
+            if self._params is None:
+                raise RolloutError("no weights: call update_weights(params, version) first")
+            check_request(prompt, sampling, self.max_prompt_tokens, self.max_response_tokens)
+            self._cut = False
+            return self._generate(prompt, sampling, keep_routing)
+
+    def _generate(self, prompt: Prompt, sampling: Sampling, keep_routing: bool) -> Rollout:
         if self._state is None:
             self._state = jax.jit(self.engine.init_decode_state)(self._params)
         rows = len(prompt.index)
@@ -105,8 +112,7 @@ class LocalRollout:
             np.zeros(rows, bool), routing, np.full(self.engine.slots, -1),
         )  # fmt: skip
         waiting = np.argsort(-np.asarray(prompt.num_tokens), kind="stable")
-        while (waiting.size or (made.owner >= 0).any()) and not self._cut.is_set():
-            self._going.wait()
+        while (waiting.size or (made.owner >= 0).any()) and self._goes_on():
             waiting = self._admit(prompt, sampling, waiting, made)
             self._state, block = self.engine.generate(self._params, self._state)
             made.take(
@@ -131,16 +137,27 @@ class LocalRollout:
 
     def abort(self) -> None:
         """From another thread: a call in progress returns at its next look. Source: ours."""
-        self._cut.set()
-        self._going.set()
+        self._tell(cut=True)
 
     def pause(self) -> None:
         """From another thread: a call in progress waits at its next look. Source: ours."""
-        self._going.clear()
+        self._tell(paused=True)
 
     def resume(self) -> None:
         """Ends a pause. Source: ours."""
-        self._going.set()
+        self._tell(paused=False)
+
+    def _tell(self, **changes: bool) -> None:
+        with self._change:
+            for name, value in changes.items():
+                setattr(self, f"_{name}", value)
+            self._change.notify_all()
+
+    def _goes_on(self) -> bool:
+        """Whether a call in progress is to make more tokens, once no pause holds it."""
+        with self._change:
+            self._change.wait_for(lambda: self._cut or not self._paused)
+            return not self._cut
 
     def stats(self) -> dict[str, Any]:
         """requests, tokens and aborted responses so far; the weights' version and fingerprint.
@@ -151,9 +168,11 @@ class LocalRollout:
         return {**self._counts, "version": self.version, "fingerprint": found}
 
     def close(self) -> None:
-        """Gives up the weights and the cache. Source: ours."""
+        """Cuts a call in progress and gives up the weights and the cache. Source: ours."""
         self.abort()
-        self._params = self._state = self._digest = None
+        with self._busy:
+            self._closed = True
+            self._params = self._state = self._digest = None
 
     def _admit(
         self, prompt: Prompt, sampling: Sampling, waiting: np.ndarray, made: _Made

@@ -65,7 +65,7 @@ def make_rollout(config: RunConfig, network: Network, stop_ids: tuple[int, ...])
     except ImportError as error:
         raise ValueError(
             f"rollout.backend={rollout.backend} needs more packages ({error}): "
-            "pip install 's3ac-jax[rpc]'"
+            "pip install 's3ac-jax[serve]'"
         ) from error
     token = _token(rollout.token_file) if rollout.token_file else None
     common = {

@@ -309,7 +309,6 @@ def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
                 return whole.report(policies["late"], trained)
             finally:
                 whole.log.close()
-                parts.rollout.close()
     except OSError as error:
         # What is not a checkpoint: metrics, events, markers, the figure.
         raise WorkdirError(
@@ -317,4 +316,5 @@ def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
             f"go on with: {resume_command()}"
         ) from error
     finally:
+        parts.rollout.close()
         folder.close()

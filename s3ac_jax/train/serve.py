@@ -39,7 +39,7 @@ try:
     from s3ac_jax.rollout.wire import Requests
 except ImportError as error:
     raise ServeError(
-        f"serving needs more packages ({error}): pip install 's3ac-jax[rpc]'"
+        f"serving needs more packages ({error}): pip install 's3ac-jax[serve]'"
     ) from error
 
 # So many prompts times n in one HTTP request.

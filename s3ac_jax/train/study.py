@@ -278,14 +278,19 @@ def _work(
                 if outcome.failed:
                     return
     finally:
+        if parts is not None:
+            parts.rollout.close()
         jax.config.update("jax_compilation_cache_dir", before)
 
 
 def _build(config: RunConfig, like: Parts | None) -> Parts:
     try:
-        return build(config, like)
+        parts = build(config, like)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    if like is not None and like.rollout is not parts.rollout:
+        like.rollout.close()
+    return parts
 
 
 @dataclasses.dataclass

@@ -103,6 +103,44 @@ def test_a_paused_call_goes_on_where_it_was(params, mixed):
     same_rollout(made[0], mixed)
 
 
+def test_a_paused_call_can_be_aborted_and_the_pause_stays(params):
+    room, made = make_rollout(params), []
+    room.pause()
+    thread = threading.Thread(target=lambda: made.append(room.generate(PROMPTS, settings(11))))
+    thread.start()
+    thread.join(0.2)
+    room.abort()
+    thread.join(60)
+    assert made[0].aborted.all()
+    again = threading.Thread(target=lambda: made.append(room.generate(PROMPTS, settings(11))))
+    again.start()
+    again.join(0.2)
+    assert again.is_alive()
+    room.resume()
+    again.join(60)
+    assert made[1].aborted is None
+
+
+def test_closing_waits_for_a_call_in_progress(params, monkeypatch):
+    room, made, closers = make_rollout(params, slots=3, insert_batch=1), [], []
+    generate = Engine.generate
+
+    def spied(self, params, state):
+        if not closers:
+            closers.append(threading.Thread(target=room.close))
+            closers[0].start()
+            closers[0].join(0.2)
+            assert closers[0].is_alive()
+        return generate(self, params, state)
+
+    monkeypatch.setattr(Engine, "generate", spied)
+    made = room.generate(PROMPTS, settings(11))
+    closers[0].join(60)
+    assert made.aborted.any()
+    with pytest.raises(RolloutError, match="this rollout is closed"):
+        room.generate(PROMPTS, settings(11))
+
+
 def test_stats_and_close(params):
     room = make_rollout(params)
     rollout = room.generate(PROMPTS, settings(11))
@@ -112,5 +150,5 @@ def test_stats_and_close(params):
     assert stats["version"] == 7
     assert stats["fingerprint"] == f"{int(fingerprint(params)):08x}"
     room.close()
-    with pytest.raises(RolloutError, match="call update_weights"):
+    with pytest.raises(RolloutError, match="this rollout is closed"):
         room.generate(PROMPTS, settings(11))
