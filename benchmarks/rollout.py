@@ -17,6 +17,7 @@ in the same process, or of reading the weights once, whichever is longer, by the
 """
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -149,7 +150,7 @@ def tunix_side(shape: str, folder: str, dtype: str):
     return once, None
 
 
-def our_side(shape: str, folder: str, dtype: str):
+def our_side(shape: str, folder: str, dtype: str, *, scan_layers: bool = False):
     import dataclasses
 
     import numpy as np
@@ -166,7 +167,7 @@ def our_side(shape: str, folder: str, dtype: str):
     params = load_params(folder, network)
     engine = Engine(
         network, slots=sizes["batch"], cache_tokens=sizes["prompt"] + sizes["new"],
-        steps_per_dispatch=sizes["new"], stop_ids=(),
+        steps_per_dispatch=sizes["new"], stop_ids=(), scan_layers=scan_layers,
     )  # fmt: skip
     sampler = LocalRollout(
         engine, insert_batch=sizes["batch"], max_prompt_tokens=sizes["prompt"],
@@ -216,7 +217,12 @@ def least_seconds(network, params, rows: int) -> float:
     return min(seconds)
 
 
-SIDES = {"ours": our_side, "torch": torch_side, "tunix": tunix_side}
+SIDES = {
+    "ours": our_side,
+    "scanned": functools.partial(our_side, scan_layers=True),
+    "torch": torch_side,
+    "tunix": tunix_side,
+}
 
 
 def serve(side: str, shape: str, folder: str, dtype: str) -> None:
@@ -270,9 +276,12 @@ def compare(shape: str, pythons: dict[str, str], dtypes: list[str], rounds: int)
         for key in sides:
             answer(key)
         speeds: dict[tuple[str, str], list[float]] = {key: [] for key in sides}
+        cpu: dict[tuple[str, str], list[float]] = {key: [] for key in sides}
         for _ in range(rounds):
             for key in sides:
-                speeds[key].append(answer(key, "go")["tokens_per_second"])
+                found = answer(key, "go")
+                speeds[key].append(found["tokens_per_second"])
+                cpu[key].append(found["cpu_us_per_token"])
         least = {dtype: answer(("ours", dtype), "least")["seconds"] for dtype in dtypes}
         for process in sides.values():
             process.stdin.close()
@@ -280,7 +289,8 @@ def compare(shape: str, pythons: dict[str, str], dtypes: list[str], rounds: int)
     middle = {key: statistics.median(found) for key, found in speeds.items()}
     for (side, dtype), found in speeds.items():
         print(f"{shape:8} {side:6} {dtype:9} {middle[side, dtype]:9,.0f} tokens/s "
-              f"({min(found):,.0f}-{max(found):,.0f})", flush=True)  # fmt: skip
+              f"({min(found):,.0f}-{max(found):,.0f}), CPU "
+              f"{statistics.median(cpu[side, dtype]):,.1f} us a token", flush=True)  # fmt: skip
     best = {side: max(middle[side, dtype] for dtype in dtypes) for side in pythons}
     for side in pythons:
         if side != "ours":
@@ -301,6 +311,7 @@ def main() -> None:
         parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
         parser.add_argument("--torch_python", required=True, help="python with transformers")
         parser.add_argument("--tunix_python", help="python with google-tunix")
+        parser.add_argument("--scanned", action="store_true", help="ours with scan_layers, too")
         parser.add_argument("--rounds", type=int, default=5)
         parser.add_argument("--shape", choices=SHAPES, action="append")
         parser.add_argument("--dtype", choices=["float32", "bfloat16"], action="append")
@@ -308,6 +319,8 @@ def main() -> None:
         pythons = {"ours": sys.executable, "torch": flags.torch_python}
         if flags.tunix_python:
             pythons["tunix"] = flags.tunix_python
+        if flags.scanned:
+            pythons["scanned"] = sys.executable
         for shape in flags.shape or SHAPES:
             compare(shape, pythons, flags.dtype or ["float32", "bfloat16"], flags.rounds)
 

@@ -5,7 +5,7 @@ chains of up to 8 operations; the critic is pretrained on policies of three stre
 ticks of 256 responses.
 Source: S3AC (2610.35518) for the method and its constants; the sizes are ours, chosen so that a
 tick takes seconds on two CPU cores.
-Expected: held-out accuracy 33-34 % -> 98 % (seeds 0, 1, 2 of s3ac_single), in under 3 minutes on
+Expected: held-out accuracy 33-34 % -> 97-98 % (seeds 0, 1, 2 of s3ac_single), in under 3 minutes on
 two CPU cores.
 Command:
 

@@ -15,7 +15,8 @@ class RolloutConfig:
     temperature: of sampling and of every log-prob in training. insert_batch: requests prefilled
     per call. prefill_chunk: tokens of a prompt read at a time, 0 for all. kv_dtype: of keys and
     values in the slots, "auto" is the model's. weights: "int8" samples from rounded weights.
-    scan_layers: keep the layers' weights stacked: compiles faster, samples slower.
+    scan_layers: keep the layers' weights stacked: compiles faster, samples slower; int8 weights
+    always are.
 
     backend: "local" in the trainer's process; "remote" by rollout servers over gRPC; "vllm" and
     "sglang" by theirs over HTTP. addresses: of the servers, comma-separated. token_file: with the

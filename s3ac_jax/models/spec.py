@@ -178,6 +178,11 @@ class DecoderSpec:
         """Numbers of the layers that have this block. Source: ours."""
         return tuple(n for n, kinds in enumerate(self.kinds) if block in kinds)
 
+    @property
+    def routing_shape(self) -> tuple[int, int] | None:
+        """Layers with experts, experts per token; None without any. Source: ours."""
+        return None if self.moe is None else (len(self.layers_with("moe")), self.moe.per_token)
+
     def __post_init__(self):
         _at_least_one("model", self, "vocab_size", "hidden_size", "num_layers", "num_heads",
                       "num_kv_heads", "head_dim", "intermediate_size")  # fmt: skip

@@ -11,6 +11,19 @@ from s3ac_jax.rollout.slot_engine import Columns
 _NO_INTS, _NO_FLOATS = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
+class Begun(NamedTuple):
+    """A response that got a slot. prompt_routing: experts of its prompt but the last token
+    [tokens, L, k], under the weights it began with; None where not asked for.
+
+    Source: ours.
+    """
+
+    slot: int
+    job: Job
+    sample: int
+    prompt_routing: np.ndarray | None
+
+
 class Ended(NamedTuple):
     """A response that is over, for the reason `finish`. slot: it had, None if it never began.
 
@@ -31,7 +44,7 @@ class Made(NamedTuple):
     Source: ours.
     """
 
-    begun: list[tuple[int, Job, int]]
+    begun: list[Begun]
     columns: Columns | None
     routing: np.ndarray | None
     ended: list[Ended]
@@ -66,20 +79,20 @@ class Delivery:
 
     def take(self, made: Made) -> None:
         """Stores a block, and puts into the sinks what is due after it. Source: ours."""
-        for slot, job, sample in made.begun:
+        for slot, job, sample, prompt_routing in made.begun:
             self._owner[slot] = job, sample
             self._streams[slot] = job.sink.streams
             self._count[slot] = self._sent[slot] = 0
-            if job.want_routing and self._routing is not None:
-                before = len(job.prompt) - 1
-                self._routing[slot, :before] = job.prompt_routing
+            if prompt_routing is not None and self._routing is not None:
+                before = len(prompt_routing)
+                self._routing[slot, :before] = prompt_routing
                 self._routing[slot, before:] = -1
         if made.columns is not None:
             self._store(made.columns, made.routing)
         for slot, job, sample, finish in made.ended:
             job.left -= 1
             if slot is None:
-                job.sink.put(sample, Piece(_NO_INTS, _NO_FLOATS, _NO_INTS, finish))
+                job.sink.put(sample, self._nothing(job, finish))
                 continue
             self._streams[slot] = False
             job.sink.put(sample, self._piece(slot, finish))
@@ -101,6 +114,13 @@ class Delivery:
             before = np.array([len(o[0].prompt) - 1 if o else 0 for o in self._owner])
             self._routing[slot, before[slot] + place] = routing[slot, step]
         self._count += columns.valid.sum(axis=1)
+
+    def _nothing(self, job: Job, finish: int) -> Piece:
+        """A response that never began; its prompt was asked for all the same."""
+        routing = None
+        if job.want_routing and self._routing is not None:
+            routing = np.full((len(job.prompt), *self._routing.shape[2:]), -1, np.int16)
+        return Piece(_NO_INTS, _NO_FLOATS, _NO_INTS, finish, routing)
 
     def _piece(self, slot: int, finish: int | None) -> Piece:
         # Slots are filled again while the reader still holds the piece, hence the copies.

@@ -11,7 +11,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -19,11 +19,12 @@ from s3ac_jax.core.types import PyTree
 from s3ac_jax.rollout.backend import RolloutError
 from s3ac_jax.rollout.delivery import Delivery, Made
 from s3ac_jax.rollout.jetstream import orchestrator
-from s3ac_jax.rollout.requests import Handle, Job, Limits, check_requests, to_jobs
-from s3ac_jax.rollout.sinks import BadRequest, EngineFailed, QueueFull, Sink, Stopped
+from s3ac_jax.rollout.limits import Limits
+from s3ac_jax.rollout.requests import Handle, Job, check_requests, to_jobs
+from s3ac_jax.rollout.sinks import BadRequest, EngineFailed, QueueFull, Sink, StandsStill, Stopped
 from s3ac_jax.rollout.slot_engine import JetStreamEngine
 from s3ac_jax.rollout.slots import Slots
-from s3ac_jax.rollout.store import ParamStore, Weights
+from s3ac_jax.rollout.store import ParamStore, StoredWeights, WrongFingerprint
 from s3ac_jax.rollout.wire import FINISH_NAMES, Requests
 
 # Seconds that `stop` waits for a step of the engine.
@@ -33,7 +34,7 @@ _PATIENCE = 1.0
 class _Update(NamedTuple):
     """renumber: only the version is new, whatever the weights are by then."""
 
-    weights: Weights
+    weights: StoredWeights
     renumber: bool
     in_flight: bool
     done: Future
@@ -71,7 +72,7 @@ class RolloutDriver(orchestrator.Driver):
         # What others ask of the generate thread; they put None into its queue to have it look.
         self._updates: collections.deque[_Update] = collections.deque()
         self._cancelled: collections.deque[Job] = collections.deque()
-        self._pauses: list[Future] = []
+        self._pauses: list[tuple[Future, bool]] = []  # with whether it is to drain
         self._paused: str | None = None
         self._slots = Slots(engine, store)  # the generate thread's own
         super().__init__(generate_engines=[engine], generate_params=[store], interleaved_mode=True)
@@ -82,10 +83,11 @@ class RolloutDriver(orchestrator.Driver):
         """A response to each of the B requests, numbered in `sink` as they are in the batch.
 
         Requests for one prompt share its prefill. A batch is taken whole or not at all.
-        Raises BadRequest, QueueFull, EngineFailed or Stopped, and has taken nothing then.
+        Raises BadRequest, QueueFull, WrongFingerprint where the batch is for other weights,
+        EngineFailed or Stopped, and has taken nothing then.
         Source: ours.
         """
-        with self._counting():
+        try:
             check_requests(requests, self.limits)
             rows = len(requests.prompt_row)
             if rows > self.max_waiting:
@@ -94,25 +96,24 @@ class RolloutDriver(orchestrator.Driver):
                     "send it in parts"
                 )
             jobs = to_jobs(requests, sink) if rows else []
-            self._take(jobs, rows)
-        return Handle(jobs, self.cancel)
+            version = self._take(jobs, rows, requests.weights_fingerprint)
+        except (BadRequest, QueueFull, WrongFingerprint):
+            with self._lock:
+                self._counts["refused"] += 1
+            raise
+        return Handle(jobs, self.cancel, version)
 
     def healthy(self) -> bool:
         """Whether requests are served. Source: ours."""
         return self.live and self.error is None
 
-    @contextlib.contextmanager
-    def _counting(self) -> Generator[None]:
-        try:
-            yield
-        except (BadRequest, QueueFull):
-            with self._lock:
-                self._counts["refused"] += 1
-            raise
-
-    def _take(self, jobs: list[Job], rows: int) -> None:
+    def _take(self, jobs: list[Job], rows: int, fingerprint: str) -> int:
+        """The version of the weights they are taken under."""
         with self._lock:
             self._check_alive()
+            version = self.store.get().version
+            if fingerprint:
+                self.store.check(version, fingerprint)
             if self._waiting_rows + rows > self.max_waiting:
                 raise QueueFull(
                     f"{self._waiting_rows} of at most {self.max_waiting} requests wait: try again "
@@ -122,6 +123,7 @@ class RolloutDriver(orchestrator.Driver):
             for job in jobs:
                 self._open[id(job)] = job
                 self.place_request_on_prefill_queue(job)
+        return version
 
     def _check_alive(self) -> None:
         if self.error is not None:
@@ -151,7 +153,7 @@ class RolloutDriver(orchestrator.Driver):
 
     def update(
         self, params: PyTree | None, version: int, *, in_flight: bool = False, fingerprint: str = ""
-    ) -> Weights:
+    ) -> StoredWeights:
         """As `begin_update`, and waits until the weights are in use. Source: ours."""
         return self.begin_update(
             params, version, in_flight=in_flight, fingerprint=fingerprint
@@ -183,14 +185,16 @@ class RolloutDriver(orchestrator.Driver):
     def begin_pause(self, drain: bool = False) -> Future:
         """No token is made until `resume`; the future is done once that is so.
 
-        drain: the responses in the slots are finished first.
+        drain: the responses in the slots are finished first. A server that stands still already
+        goes on doing so, and they wait for `resume`, at which the future holds a RolloutError.
         Source: ours.
         """
         done = _future()
         with self._lock:
             self._check_alive()
-            self._paused = "drain" if drain else "freeze"
-            self._pauses.append(done)
+            if self._paused != "freeze":
+                self._paused = "drain" if drain else "freeze"
+            self._pauses.append((done, drain))
         self._nudge()
         return done
 
@@ -199,8 +203,8 @@ class RolloutDriver(orchestrator.Driver):
         with self._lock:
             self._paused = None
             pauses, self._pauses = self._pauses, []
-        for done in pauses:
-            done.set_result(None)
+        for done, _ in pauses:
+            done.set_exception(RolloutError("resumed by somebody before the pause held"))
         self._nudge()
 
     def stats(self) -> dict[str, Any]:
@@ -249,7 +253,7 @@ class RolloutDriver(orchestrator.Driver):
         with self._lock:
             self.live = False
             jobs, self._open = list(self._open.values()), {}
-            waits = [update.done for update in self._updates] + self._pauses
+            waits = [update.done for update in self._updates] + [done for done, _ in self._pauses]
             self._updates.clear()
             self._pauses = []
             self._counts["failed"] += sum(job.left for job in jobs)
@@ -291,22 +295,24 @@ class RolloutDriver(orchestrator.Driver):
                 self._end_cancelled()
             self._exchange()
             frozen = self._hold()
-            if not (self._paused or self._updates or slots.spoilt):
+            if not (self._paused or self._updates or slots.has_nan):
                 began = slots.admit()
                 with self._lock:
                     self._waiting_rows = max(self._waiting_rows - began, 0)
             if slots.busy.any() and not frozen:
                 self._hand(slots.step())
-            elif slots.spoilt and not slots.busy.any():
+            elif slots.has_nan and not slots.busy.any():
                 slots.renew()
 
     def _nothing_to_do(self) -> bool:
         slots, paused = self._slots, self._paused
-        if self._updates or self._pauses or self._cancelled:
+        busy = slots.busy.any()
+        told = any(not (drain and busy) for _, drain in self._pauses)
+        if self._updates or self._cancelled or told:
             return False
-        if slots.busy.any():
+        if busy:
             return paused == "freeze"
-        return not slots.spoilt and (not slots.queue or paused is not None)
+        return not slots.has_nan and (not slots.queue or paused is not None)
 
     def _look(self, wait: bool) -> None:
         """Takes new jobs in; waits for the first, or for a nudge."""
@@ -344,7 +350,7 @@ class RolloutDriver(orchestrator.Driver):
                 self._updates.popleft()
             if busy:
                 done.set_exception(
-                    RolloutError(
+                    StandsStill(
                         "paused with responses in the slots, which can't end before the update: "
                         "resume, abort them, or update in flight"
                     )
@@ -358,11 +364,10 @@ class RolloutDriver(orchestrator.Driver):
     def _hold(self) -> bool:
         """Whether to stand still; tells those who wait for it."""
         with self._lock:
-            frozen = self._paused == "freeze"
-            if not frozen and (self._paused is None or self._slots.busy.any()):
-                return False
-            pauses, self._pauses = self._pauses, []
-        for done in pauses:
+            frozen, busy = self._paused == "freeze", self._slots.busy.any()
+            still = [done for done, drain in self._pauses if not busy or (frozen and not drain)]
+            self._pauses = [pause for pause in self._pauses if pause[0] not in still]
+        for done in still:
             done.set_result(None)
         return frozen
 

@@ -1,20 +1,21 @@
-"""Work spread over several servers that may be slow, busy, restarted or dead.
+"""Work spread over several servers that may be slow, busy, paused, restarted or dead.
 
 One loop in the caller's thread decides everything; answers reach it through a queue. Work is cut
 into pieces, a server that has finished one takes the next, and the piece of a server that dies
-goes to another. A server that was away gets the current weights before it gets work.
+goes to another. A server that was away gets the current weights before it gets work. What ails one
+server ends nothing as long as another works.
 """
 
 import collections
-import dataclasses
-import enum
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from s3ac_jax.rollout.backend import RolloutError
+from s3ac_jax.rollout.fleet_server import Notices, Server, State, Timing, to_stderr
+from s3ac_jax.rollout.server_link import Link, Verdict
 
 # How often what is being aborted is named to its server again: the first time may come too early.
 _ABORT_AGAIN_S = 0.5
@@ -22,96 +23,17 @@ _ABORT_AGAIN_S = 0.5
 _RECENT_S = 0.1
 # A piece that was with its server for longer was not simply refused.
 _AT_WORK_S = 5.0
-
-
-class Verdict(enum.Enum):
-    """What a failed call means: ask again later; try again; the server is lost; give up.
-
-    Source: ours.
-    """
-
-    BUSY = enum.auto()
-    RETRY = enum.auto()
-    DOWN = enum.auto()
-    FATAL = enum.auto()
-
-
-class Link(Protocol):
-    """The way to one server. Futures are grpc's or concurrent.futures'.
-
-    Source: ours.
-    """
-
-    address: str
-
-    def check(self) -> Any:
-        """Future of whether the server has the current weights; None when it can't tell."""
-        ...
-
-    def refresh(self) -> Any:
-        """Future of giving the server the current weights."""
-        ...
-
-    def refreshed(self, reply: Any) -> None:
-        """Looks at what `refresh` came to; RolloutError when it is not as it should be."""
-        ...
-
-    def send(self, work: Any) -> Any:
-        """Future of the server's answer to a piece of work."""
-        ...
-
-    def read(self, work: Any, reply: Any) -> Any:
-        """The result in an answer; RolloutError when it is not as it should be."""
-        ...
-
-    def abort(self, works: list[Any]) -> None:
-        """Asks the server to answer these with what there is; does not wait."""
-        ...
-
-    def verdict(self, error: Exception) -> tuple[Verdict, str]:
-        """What an error of one of the futures means, and a line that says it."""
-        ...
-
-
-class _State(enum.Enum):
-    UNKNOWN = enum.auto()  # to be looked at
-    STALE = enum.auto()  # there, without the current weights
-    READY = enum.auto()
-    DOWN = enum.auto()
-
-
-@dataclasses.dataclass(frozen=True)
-class Timing:
-    """Seconds. patience: without any progress before a call is given up. retry: first and longest
-    wait for a server that is busy or lost. beat: between looks at a server that is at work.
-
-    tries: of one piece of work on servers that fail it.
-    Source: ours.
-    """
-
-    patience: float = 300.0
-    retry: tuple[float, float] = (0.2, 10.0)
-    beat: float = 15.0
-    tries: int = 10
-
-
-@dataclasses.dataclass(eq=False)
-class _Server:
-    link: Link
-    state: _State = _State.UNKNOWN
-    lost: bool = True  # its weights can't be relied on
-    flying: dict[Any, tuple[int, float]] = dataclasses.field(default_factory=dict)
-    load: int = 0
-    asked: tuple[str, Any] | None = None  # a look or a refresh under way
-    rest_until: float = 0.0
-    delay: float = 0.0
-    heard: float = -1e9
-    error: str = "not tried yet"
-    attempts: int = 0
+# `sync` goes on without a server that is there and could not be updated in so many tries.
+_SYNC_TRIES = 3
+# A server that takes in weights may miss looks; when it misses so many in turn, it is lost.
+_MISSED = 3
 
 
 class _Run:
-    """One call's pieces of work. results: None for a piece that an abort left undone."""
+    """One call's pieces of work. results: None for a piece that an abort left undone.
+
+    failed: the servers that have failed a piece.
+    """
 
     def __init__(self, works: Sequence[Any], costs: Sequence[int]):
         self.works, self.costs = works, costs
@@ -119,6 +41,7 @@ class _Run:
         self.results: list[Any] = [None] * len(works)
         self.open = len(works)
         self.tries = [0] * len(works)
+        self.failed: list[set[Server]] = [set() for _ in works]
         self.events: queue.SimpleQueue = queue.SimpleQueue()
         self.progress = time.monotonic()
         self.cut = False
@@ -128,15 +51,24 @@ class _Run:
 class Fleet:
     """Servers that share the work. max_in_flight: cost of what one of them has at a time.
 
+    notice: gets a line now and then about servers in trouble, and while weights are waited for.
     `run` and `sync` belong to one thread; `abort`, `pause`, `resume`, `close` to any.
     Source: ours; work stealing as in Blumofe 1999 (Scheduling multithreaded computations).
     """
 
-    def __init__(self, links: Iterable[Link], *, max_in_flight: int, timing: Timing):
-        self.servers = [_Server(link) for link in links]
+    def __init__(
+        self,
+        links: Iterable[Link],
+        *,
+        max_in_flight: int,
+        timing: Timing,
+        notice: Callable[[str], None] = to_stderr,
+    ):
+        self.servers = [Server(link) for link in links]
         self.max_in_flight = max_in_flight
         self.timing = timing
         self.counts = dict.fromkeys(("pieces", "retries", "lost_servers", "refreshes"), 0)
+        self._notices = Notices(notice, *timing.notice)
         self._run: _Run | None = None
         self._closed = False
         self._paused = False
@@ -156,17 +88,21 @@ class Fleet:
     def sync(self) -> None:
         """Brings the current weights to every server that can be reached, at least to one.
 
-        Raises RolloutError as `run` does.
+        Raises RolloutError as `run` does, and when a server that never worked refuses them.
         Source: ours.
         """
         for server in self.servers:
             server.lost, server.attempts, server.rest_until = True, 0, 0.0
-            if server.state is not _State.DOWN:
-                server.state = _State.UNKNOWN
+            if server.state is not State.DOWN:
+                server.state = State.UNKNOWN
 
         def settled() -> bool:
-            ready = [server.state is _State.READY for server in self.servers]
-            away = [server.state is _State.DOWN and server.attempts for server in self.servers]
+            ready = [server.state is State.READY for server in self.servers]
+            away = [
+                server.attempts
+                >= (1 if server.state in (State.DOWN, State.PAUSED) else _SYNC_TRIES)
+                for server in self.servers
+            ]
             return any(ready) and all(a or b for a, b in zip(ready, away, strict=True))
 
         self._loop(_Run((), ()), settled)
@@ -204,6 +140,7 @@ class Fleet:
 
     def _work(self, run: _Run, finished: Callable[[], bool]) -> None:
         try:
+            self._notices.begin(self.servers, time.monotonic())
             while not finished():
                 if self._closed:
                     raise RolloutError("the connection to the rollout servers was closed")
@@ -214,6 +151,7 @@ class Fleet:
                     self._cut(run, now)
                 elif not self._paused:
                     self._hand_out(run, now)
+                self._notices.look(self.servers, now, self.timing.patience)
                 self._give_up(run, now)
                 if not finished():
                     self._listen(run, now)
@@ -221,52 +159,66 @@ class Fleet:
             self._run = None
             for server in self.servers:
                 self._recall(server)
-                if server.asked:
-                    server.asked[1].cancel()
-                    server.asked, server.state = None, _State.UNKNOWN
+                for future in (server.look, server.update):
+                    if future is not None:
+                        future.cancel()
+                        server.state = State.UNKNOWN
+                server.look = server.update = None
 
-    def _attend(self, server: _Server, run: _Run, now: float) -> None:
-        """Starts the look or the refresh that a server needs next."""
-        if server.asked or now < server.rest_until:
+    def _attend(self, server: Server, run: _Run, now: float) -> None:
+        """Starts the look or the update that a server needs next."""
+        if now < server.rest_until:
             return
         idle = not server.flying
-        if server.state is _State.READY:
+        if server.update is not None:
+            due = now - max(server.heard, server.update_since) > self.timing.beat
+        elif server.state is State.READY:
             limit = _RECENT_S if idle and run.waiting else self.timing.beat
-            if now - server.heard > limit and (run.waiting or not idle):
-                if idle:
-                    server.state = _State.UNKNOWN
-                self._ask(server, run, "check", server.link.check)
-        elif server.state is _State.STALE:
-            self._ask(server, run, "refresh", server.link.refresh)
+            due = now - server.heard > limit and bool(run.waiting or not idle)
         else:
-            self._ask(server, run, "check", server.link.check)
+            due = server.state is not State.STALE
+        if due and server.look is None:
+            if server.state is State.READY and idle:
+                server.state = State.UNKNOWN
+            server.look = self._ask(server, run, server.link.check)
+        elif server.state is State.STALE and server.update is None and server.look is None:
+            server.update, server.update_since = self._ask(server, run, server.link.refresh), now
+            server.missed = 0
 
-    def _ask(self, server: _Server, run: _Run, what: str, call: Callable[[], Any]) -> None:
+    def _ask(self, server: Server, run: _Run, call: Callable[[], Any]) -> Any:
         future = call()
-        server.asked = what, future
         future.add_done_callback(lambda future: run.events.put((server, future)))
+        return future
 
     def _hand_out(self, run: _Run, now: float) -> None:
         """Pieces to the servers that have least, while there are pieces and room."""
-        while run.waiting:
-            number = run.waiting[0]
-            cost = run.costs[number]
+        kept = 0  # pieces at the front that are better off with a server that has no room yet
+        while kept < len(run.waiting):
+            number = run.waiting[kept]
+            cost, failed = run.costs[number], run.failed[number]
             free = [
                 server
                 for server in self.servers
-                if server.state is _State.READY
+                if server.state is State.READY
                 and now >= server.rest_until
                 and (not server.flying or server.load + cost <= self.max_in_flight)
             ]
             if not free:
                 return
-            server = min(free, key=lambda server: server.load)
-            run.waiting.popleft()
-            future = server.link.send(run.works[number])
+            if not (better := [server for server in free if server not in failed]):
+                if any(
+                    server.state is State.READY and server.flying and server not in failed
+                    for server in self.servers
+                ):
+                    kept += 1
+                    continue
+                better = free
+            server = min(better, key=lambda server: server.load)
+            del run.waiting[kept]
+            future = self._ask(server, run, lambda s=server, n=number: s.link.send(run.works[n]))
             server.flying[future] = number, now
             server.load += cost
             self.counts["pieces"] += 1
-            future.add_done_callback(lambda future, server=server: run.events.put((server, future)))
 
     def _cut(self, run: _Run, now: float) -> None:
         run.open -= len(run.waiting)
@@ -281,12 +233,12 @@ class Fleet:
     def _give_up(self, run: _Run, now: float) -> None:
         """RolloutError when nothing is under way and nothing has come of it for too long."""
         waits = any(
-            server.flying or (server.asked and server.asked[0] == "refresh")
+            server.update is not None or (server.flying and server.state is not State.PAUSED)
             for server in self.servers
         )
         if waits or self._paused or now - run.progress <= self.timing.patience:
             return
-        found = "; ".join(f"{server.link.address}: {server.error}" for server in self.servers)
+        found = "; ".join(server.says() for server in self.servers)
         raise RolloutError(
             f"no rollout server to be had for {self.timing.patience:g} s ({found}): start one, or "
             "correct the addresses"
@@ -296,10 +248,13 @@ class Fleet:
         """Waits for an answer, or until a server's time has come."""
         times = [server.rest_until for server in self.servers if server.rest_until > now]
         times += [
-            server.heard + self.timing.beat
+            max(server.heard, server.update_since) + self.timing.beat
             for server in self.servers
-            if server.state is _State.READY and server.flying and not server.asked
+            if (server.update is not None or (server.state is State.READY and server.flying))
+            and server.look is None
         ]
+        if not all(server.fine() for server in self.servers):
+            times.append(now + self.timing.notice[0])
         times.append(run.name_again if run.cut else now + self.timing.patience)
         try:
             event = run.events.get(timeout=max(min(times) - now, 0.01))
@@ -310,81 +265,119 @@ class Fleet:
         except queue.Empty:
             pass
 
-    def _hear(self, run: _Run, server: _Server, future: Any) -> None:
+    def _hear(self, run: _Run, server: Server, future: Any) -> None:
         now = time.monotonic()
-        if server.asked and server.asked[1] is future:
-            what, server.asked = server.asked[0], None
-            try:
-                reply = future.result()
-                if what == "refresh":
-                    server.link.refreshed(reply)
-            except RolloutError:
-                raise
-            except Exception as error:
-                self._failed(run, server, error, now)
-                return
-            self._heard(server, now)
-            if what == "refresh":
-                server.state, server.lost, run.progress = _State.READY, False, now
-                self.counts["refreshes"] += 1
-            else:
-                current = reply if reply is not None else not server.lost
-                server.state = _State.READY if current else _State.STALE
-                server.lost = server.lost and not current
+        call, number, since = "send", None, now
+        if future is server.look:
+            call, server.look = "check", None
+        elif future is server.update:
+            call, server.update = "refresh", None
         elif future in server.flying:
             number, since = server.flying.pop(future)
             server.load -= run.costs[number]
-            try:
-                run.results[number] = server.link.read(run.works[number], future.result())
-            except RolloutError:
-                raise
-            except Exception as error:
+        else:
+            return  # it was recalled
+        try:
+            reply = future.result()
+            if call == "refresh":
+                server.link.refreshed(reply)
+            elif number is not None:
+                run.results[number] = server.link.read(run.works[number], reply)
+        except Exception as error:
+            if number is not None:
                 run.waiting.appendleft(number)
                 if now - since > _AT_WORK_S:
                     run.progress = now  # it was at work until now
-                self._failed(run, server, error, now, number)
-                return
-            self._heard(server, now)
+            self._failed(run, server, error, now, call, number)
+            return
+        server.heard, server.error, server.missed = now, "", 0
+        if call == "check":
+            self._looked(server, reply)
+            return
+        # An answer to a look says little about work; after this the next failure is a new one.
+        server.delay, run.progress = 0.0, now
+        if call == "refresh":
+            if server.look is not None:  # it may be of before
+                server.look.cancel()
+                server.look = None
+            self._ready(server)
+            self.counts["refreshes"] += 1
+        else:
             run.open -= 1
-            run.progress = now
 
-    def _heard(self, server: _Server, now: float) -> None:
-        server.heard, server.delay, server.error = now, 0.0, "answers"
+    def _looked(self, server: Server, current: bool | None) -> None:
+        if server.update is not None:
+            return
+        if current or (current is None and not server.lost):
+            self._ready(server)
+        else:
+            server.state = State.STALE
+
+    def _ready(self, server: Server) -> None:
+        server.state, server.lost, server.known, server.refused = State.READY, False, True, False
 
     def _failed(
-        self, run: _Run, server: _Server, error: Exception, now: float, number: int | None = None
+        self, run: _Run, server: Server, error: Exception, now: float, call: str, number: int | None
     ) -> None:
-        verdict, server.error = server.link.verdict(error)
-        if verdict is Verdict.FATAL:
-            raise RolloutError(f"{server.link.address}: {server.error}")
+        if isinstance(error, RolloutError):
+            verdict, text, final = Verdict.FATAL, str(error), error
+        else:
+            verdict, text = server.link.verdict(error, call)
+            final = RolloutError(f"{server.link.address}: {text}")
         first, longest = self.timing.retry
+        server.error = text
         server.delay = min(max(2 * server.delay, first), longest)
+        server.attempts += 1
+        if verdict is Verdict.FATAL:
+            if call == "send" or not self._spare(server):
+                raise final from None
+            verdict, server.refused, server.delay = Verdict.DOWN, True, longest
         server.rest_until = now + server.delay
+        if call == "check" and server.update is not None:
+            server.missed += verdict is Verdict.DOWN
+            if server.missed < _MISSED:
+                return  # the update itself will say
         if number is not None:
             self.counts["retries"] += 1
             if verdict is not Verdict.BUSY:
                 self._tried(run, server, number)
         if verdict is Verdict.DOWN:
-            server.attempts += 1
-            if server.state is not _State.DOWN:
-                self.counts["lost_servers"] += 1
-            server.state, server.lost = _State.DOWN, True
+            self.counts["lost_servers"] += server.state is not State.DOWN
+            server.state, server.lost = State.DOWN, True
+            if server.update is not None:
+                server.update.cancel()
+                server.update = None
             for number in self._recall(server):
                 self.counts["retries"] += 1
                 run.waiting.appendleft(number)
                 self._tried(run, server, number)
+        elif verdict is Verdict.PAUSED:
+            server.state = State.PAUSED
+            if any(other.state is State.READY for other in self.servers):
+                back = self._recall(server)
+                self.counts["retries"] += len(back)
+                run.waiting.extendleft(back)
+        elif verdict is Verdict.STALE:
+            server.state, server.lost = State.UNKNOWN, True
         elif verdict is Verdict.RETRY and number is None:
-            server.state = _State.UNKNOWN
+            server.state = State.UNKNOWN
 
-    def _tried(self, run: _Run, server: _Server, number: int) -> None:
+    def _spare(self, server: Server) -> bool:
+        """Whether a server that worked once and refuses now can be done without."""
+        return server.known and any(
+            other.known and not other.refused for other in self.servers if other is not server
+        )
+
+    def _tried(self, run: _Run, server: Server, number: int) -> None:
         run.tries[number] += 1
+        run.failed[number].add(server)
         if run.tries[number] >= self.timing.tries:
             raise RolloutError(
                 f"a piece of work failed {run.tries[number]} times, last on "
                 f"{server.link.address}: {server.error}"
             )
 
-    def _recall(self, server: _Server) -> list[int]:
+    def _recall(self, server: Server) -> list[int]:
         """Cancels what a server has, and returns which pieces that was."""
         flying, server.flying, server.load = server.flying, {}, 0
         for future in flying:

@@ -8,16 +8,18 @@ import logging
 import ssl
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from aiohttp import web
 
 from s3ac_jax.rollout.backend import RolloutError, Sampling
+from s3ac_jax.rollout.driver import RolloutDriver
 from s3ac_jax.rollout.http_answer import Answer, Delta
 from s3ac_jax.rollout.http_fields import HttpError, parse_object
-from s3ac_jax.rollout.http_request import Asked, Limits, read_request
-from s3ac_jax.rollout.sinks import AsyncSink, BadRequest, Piece, QueueFull, Sink, Stopped
+from s3ac_jax.rollout.http_request import Asked, Served, read_request
+from s3ac_jax.rollout.requests import Handle
+from s3ac_jax.rollout.sinks import AsyncSink, BadRequest, Piece, QueueFull, Stopped
 from s3ac_jax.rollout.text_stream import TextTokenizer
 from s3ac_jax.rollout.wire import Requests
 
@@ -26,28 +28,6 @@ _STOP_SECONDS = 0.25
 _LOG = logging.getLogger(__name__)
 _FIRST = np.zeros(1, np.int32)
 _HANDLER = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Ticket(Protocol):
-    """A submission under way. Source: ours."""
-
-    def cancel(self) -> None:
-        """Frees its slots; nothing happens when it has ended. Source: ours."""
-        ...
-
-
-class Driver(Protocol):
-    """What makes the responses, as `rollout.driver` does. live, error: as long as it does.
-
-    Source: ours.
-    """
-
-    live: bool
-    error: RolloutError | None
-
-    def submit(self, requests: Requests, sink: Sink) -> Ticket:
-        """Begins a batch. Raises BadRequest, QueueFull, Stopped or EngineFailed. Source: ours."""
-        ...
 
 
 class HttpApi:
@@ -60,14 +40,14 @@ class HttpApi:
 
     def __init__(
         self,
-        driver: Driver,
-        limits: Limits,
+        driver: RolloutDriver,
+        served: Served,
         tokenizer: TextTokenizer | None,
         *,
         token: str | None = None,
         metrics: Callable[[], bytes] | None = None,
     ):
-        self._driver, self._limits, self._tokenizer = driver, limits, tokenizer
+        self._driver, self._served, self._tokenizer = driver, served, tokenizer
         self._token, self._metrics = token, metrics
 
     def application(self) -> web.Application:
@@ -128,40 +108,40 @@ class HttpApi:
         body = await request.read()
         # In a thread: a long text takes a while, and the others' tokens must go on.
         asked = await asyncio.to_thread(self._read, body, chat)
-        answer = Answer(asked, self._limits.model, self._tokenizer)
+        answer = Answer(asked, self._served.model, self._tokenizer)
         sink = AsyncSink(len(answer.choices), streams=asked.stream or bool(asked.stops))
-        tickets: list[Ticket] = []
+        handles: list[Handle] = []
         try:
-            self._submit(asked, sink, tickets)
+            self._submit(asked, sink, handles)
             if asked.stream:
-                return await self._stream(request, answer, sink, tickets)
+                return await self._stream(request, answer, sink, handles)
             deltas: list[list[Delta]] = [[] for _ in answer.choices]
-            async for number, delta in _deltas(answer, sink, tickets):
+            async for number, delta in _deltas(answer, sink, handles):
                 deltas[number].append(delta)
             return _json(answer.whole(deltas))
         finally:
             # Also when the client is gone, which ends this coroutine.
-            for ticket in tickets:
-                ticket.cancel()
+            for handle in handles:
+                handle.cancel()
 
-    def _submit(self, asked: Asked, sink: AsyncSink, tickets: list[Ticket]) -> None:
+    def _submit(self, asked: Asked, sink: AsyncSink, handles: list[Handle]) -> None:
         requests = _requests(asked)
         if not asked.stops:
-            tickets.append(self._driver.submit(requests, sink))
+            handles.append(self._driver.submit(requests, sink))
             return
         # A stop text ends one response and not its siblings, so each is a submission of its own.
         for number, row in enumerate(requests.prompt_row):
             sampling = Sampling(*(field[number : number + 1] for field in requests.sampling))
             tokens = np.asarray(asked.prompts[row], np.int32)
             one = Requests(tokens, requests.lengths[row : row + 1], _FIRST, sampling)
-            tickets.append(self._driver.submit(one, _Numbered(sink, number)))
+            handles.append(self._driver.submit(one, _Numbered(sink, number)))
 
     def _read(self, body: bytes, chat: bool) -> Asked:
         fields = parse_object(body)
-        return read_request(fields, chat=chat, limits=self._limits, tokenizer=self._tokenizer)
+        return read_request(fields, chat=chat, served=self._served, tokenizer=self._tokenizer)
 
     async def _stream(
-        self, request: web.Request, answer: Answer, sink: AsyncSink, tickets: list[Ticket]
+        self, request: web.Request, answer: Answer, sink: AsyncSink, handles: list[Handle]
     ) -> web.StreamResponse:
         response = web.StreamResponse(
             headers={
@@ -178,7 +158,7 @@ class HttpApi:
         try:
             for choice in answer.choices:
                 await send(answer.first(choice))
-            async for number, delta in _deltas(answer, sink, tickets):
+            async for number, delta in _deltas(answer, sink, handles):
                 await send(answer.next(answer.choices[number], delta))
             await send(answer.last())
         except RolloutError as error:
@@ -193,23 +173,24 @@ class HttpApi:
 
     async def _model(self, request: web.Request) -> web.Response:
         asked = request.match_info["model"]
-        if asked != self._limits.model:
+        if asked != self._served.model:
             raise HttpError(
-                f"no model {asked[:100]!r} is served here, only {self._limits.model!r}", "model",
+                f"no model {asked[:100]!r} is served here, only {self._served.model!r}", "model",
                 status=404, code="model_not_found",
             )  # fmt: skip
         return _json(self._described())
 
     def _described(self) -> dict[str, Any]:
-        limits = self._limits
+        served = self._served
         return {
-            "id": limits.model, "object": "model", "created": 0, "owned_by": "s3ac-jax",
-            "max_model_len": limits.cache_tokens,
+            "id": served.model, "object": "model", "created": 0, "owned_by": "s3ac-jax",
+            "max_model_len": served.limits.cache_tokens,
         }  # fmt: skip
 
     async def _health(self, _: web.Request) -> web.Response:
         if self._driver.error is not None:
-            raise HttpError(str(self._driver.error), status=503)
+            # Why is for those who have the token: they read it in their answers.
+            raise HttpError("the engine failed", status=503)
         if not self._driver.live:
             raise HttpError("the server is stopping", status=503)
         return _json({"status": "ok"})
@@ -234,7 +215,7 @@ class _Numbered:
         self._sink.put(self._number + sample, piece)
 
 
-async def _deltas(answer: Answer, sink: AsyncSink, tickets: list[Ticket]):
+async def _deltas(answer: Answer, sink: AsyncSink, handles: list[Handle]):
     """(choice, what came anew of it), until all have ended."""
     open_choices = len(answer.choices)
     while open_choices:
@@ -246,7 +227,7 @@ async def _deltas(answer: Answer, sink: AsyncSink, tickets: list[Ticket]):
             if choice.finish is not None:
                 open_choices -= 1
                 if choice.cut and piece.finish is None:
-                    tickets[number].cancel()
+                    handles[number].cancel()
             yield number, delta
 
 

@@ -5,32 +5,28 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from s3ac_jax.rollout.backend import MAX_STOP_IDS, Sampling, seeded_sampling
 from s3ac_jax.rollout.http_fields import Fields, HttpError, is_int, kind, shown
+from s3ac_jax.rollout.limits import Fault, Limits, field_fault, prompt_fault, text_fault
 from s3ac_jax.rollout.text_stream import TextTokenizer
 
 MAX_CHOICES = 128
 MAX_STOPS, MAX_STOP_CHARS = 16, 256
-MAX_TEMPERATURE = 100.0
-# Below it logits overflow, and above it they have long become greedy.
-MIN_TEMPERATURE = 1e-3
 ROLES = ("system", "developer", "user", "assistant")
 _DEFAULT_COMPLETION_TOKENS = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
-    """What one request may ask for. model: its name. cache_tokens: a prompt and its response.
-
-    max_requests: prompts times n.
+class Served:
+    """What the endpoints serve. model: its name. max_requests: prompts times n of one request.
 
     Source: ours.
     """
 
     model: str
-    vocab_size: int
-    max_prompt_tokens: int
-    cache_tokens: int
+    limits: Limits
     max_requests: int
 
 
@@ -57,30 +53,33 @@ class Asked:
 
 
 def read_request(
-    fields: Mapping[str, Any], *, chat: bool, limits: Limits, tokenizer: TextTokenizer | None
+    fields: Mapping[str, Any], *, chat: bool, served: Served, tokenizer: TextTokenizer | None
 ) -> Asked:
     """A request of /v1/chat/completions or /v1/completions, tokenised.
 
     tokenizer: None for a server that has none; then there are only token ids.
     Raises HttpError naming the field. Source: ours.
     """
-    given = Fields(fields)
+    given, limits = Fields(fields), served.limits
     model = given.take("model")
-    if model is not None and model != limits.model:
+    if model is not None and model != served.model:
         raise HttpError(
-            f"no model {shown(model)} is served here, only {shown(limits.model)}", "model",
+            f"no model {shown(model)} is served here, only {shown(served.model)}", "model",
             status=404, code="model_not_found",
         )  # fmt: skip
-    written = [] if chat else _prompts(given.take("prompt"), limits)
-    prompts = _messages(given, tokenizer) if chat else [_prompt(one, tokenizer) for one in written]
+    written = [] if chat else _prompts(given.take("prompt"), served)
+    if chat:
+        prompts = _messages(given, limits, tokenizer)
+    else:
+        prompts = [_prompt(one, limits, tokenizer) for one in written]
     n = given.integer("n", 1, 1, MAX_CHOICES) or 1
-    if len(prompts) * n > limits.max_requests:
+    if len(prompts) * n > served.max_requests:
         raise HttpError(
-            f"{len(prompts)} prompts with n = {n} are more than the {limits.max_requests} "
+            f"{len(prompts)} prompts with n = {n} are more than the {served.max_requests} "
             "responses that one request may ask for", "n",
         )  # fmt: skip
     _check_prompts(prompts, limits, "messages" if chat else "prompt")
-    temperature = _temperature(given)
+    temperature = _number(given, "temperature")
     stops = _stops(given, tokenizer)
     stop_ids = _stop_ids(given, limits, tokenizer)
     logprobs = _logprobs(given, chat=chat, greedy=temperature == 0)
@@ -90,7 +89,7 @@ def read_request(
         temperature=temperature,
         max_tokens=_max_tokens(given, chat, limits.cache_tokens - max(map(len, prompts))),
         stop_ids=stop_ids,
-        top_p=_top_p(given),
+        top_p=_number(given, "top_p"),
         # vLLM's word for "all" is -1.
         top_k=max(0, given.integer("top_k", 0, -1, 2**31 - 1) or 0),
     )
@@ -105,7 +104,7 @@ def read_request(
     return asked
 
 
-def _prompts(prompt: Any, limits: Limits) -> list[Any]:
+def _prompts(prompt: Any, served: Served) -> list[Any]:
     if prompt is None:
         raise HttpError("prompt is missing: a text, token ids, or a list of either", "prompt")
     if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and is_int(prompt[0])):
@@ -114,36 +113,39 @@ def _prompts(prompt: Any, limits: Limits) -> list[Any]:
         raise HttpError(
             f"prompt must be a text, token ids, or a list of either, got {shown(prompt)}", "prompt"
         )
-    if len(prompt) > limits.max_requests:
+    if len(prompt) > served.max_requests:
         raise HttpError(
-            f"{len(prompt)} prompts are more than the {limits.max_requests} responses that one "
+            f"{len(prompt)} prompts are more than the {served.max_requests} responses that one "
             "request may ask for", "prompt",
         )  # fmt: skip
     return prompt
 
 
-def _prompt(prompt: Any, tokenizer: TextTokenizer | None) -> list[int]:
+def _prompt(prompt: Any, limits: Limits, tokenizer: TextTokenizer | None) -> list[int]:
     if isinstance(prompt, str):
         if tokenizer is None:
             raise HttpError("this server has no tokenizer: send token ids as prompt", "prompt")
+        _check_length(prompt, limits, "prompt")
         return _encoded(tokenizer.encode, _text(prompt, "prompt"), "prompt")
     if not isinstance(prompt, list):
         raise HttpError(
             f"a prompt must be a text or a list of token ids, got {shown(prompt)}", "prompt"
         )
-    wrong = next((one for one in prompt if not is_int(one)), None)
+    # What JSON calls a number may have any size; the model's own limit is for later.
+    wrong = next((one for one in prompt if not is_int(one) or one.bit_length() > 63), None)
     if wrong is not None:
         raise HttpError(f"token ids must be whole numbers, got {shown(wrong)}", "prompt")
     return prompt
 
 
-def _messages(given: Fields, tokenizer: TextTokenizer | None) -> list[list[int]]:
+def _messages(given: Fields, limits: Limits, tokenizer: TextTokenizer | None) -> list[list[int]]:
     messages, thinking = given.take("messages"), _thinking(given)
     if not isinstance(messages, list) or not messages:
         raise HttpError("messages must be a list of at least one message", "messages")
     read = [_message(number, one) for number, one in enumerate(messages)]
     if tokenizer is None:
         raise HttpError("this server has no tokenizer: use /v1/completions with token ids")
+    _check_length("".join(one["content"] for one in read), limits, "messages")
     ids = _encoded(lambda read: tokenizer.chat(read, thinking=thinking), read, "messages")
     if ids is None:
         raise HttpError("this model has no chat template: use /v1/completions", "messages")
@@ -205,20 +207,19 @@ def _text(text: str, where: str, param: str | None = None) -> str:
 
 
 def _check_prompts(prompts: Sequence[list[int]], limits: Limits, param: str) -> None:
-    for number, ids in enumerate(prompts):
-        where = f"prompt {number}" if len(prompts) > 1 else "the prompt"
-        if not ids:
-            raise HttpError(f"{where} has no token", param)
-        if len(ids) > limits.max_prompt_tokens:
-            raise HttpError(
-                f"{where} has {len(ids)} tokens, the limit is {limits.max_prompt_tokens}", param,
-                code="context_length_exceeded",
-            )  # fmt: skip
-        wrong = next((one for one in ids if not 0 <= one < limits.vocab_size), None)
-        if wrong is not None:
-            raise HttpError(
-                f"token ids must be in 0..{limits.vocab_size - 1}, got {shown(wrong)}", param
-            )
+    lengths = np.array([len(ids) for ids in prompts])
+    tokens = np.array([one for ids in prompts for one in ids], np.int64)
+    fault = prompt_fault(lengths, tokens, limits)
+    _refuse(fault, param, f"prompt {fault.number}" if fault and len(prompts) > 1 else "the prompt")
+
+
+def _check_length(text: str, limits: Limits, param: str) -> None:
+    _refuse(text_fault(text, limits), param, "the prompt")
+
+
+def _refuse(fault: Fault | None, param: str, what: str) -> None:
+    if fault is not None:
+        raise HttpError(f"{what} {fault.said}", param, code=fault.code)
 
 
 def _max_tokens(given: Fields, chat: bool, most: int) -> int:
@@ -229,20 +230,9 @@ def _max_tokens(given: Fields, chat: bool, most: int) -> int:
     return newer or asked or default
 
 
-def _temperature(given: Fields) -> float:
-    value = given.number("temperature", 1.0)
-    if value and not MIN_TEMPERATURE <= value <= MAX_TEMPERATURE:
-        raise HttpError(
-            f"temperature must be 0 or in {MIN_TEMPERATURE}..{MAX_TEMPERATURE:.0f}, got {value:g}",
-            "temperature",
-        )
-    return value
-
-
-def _top_p(given: Fields) -> float:
-    value = given.number("top_p", 1.0)
-    if not 0 < value <= 1:
-        raise HttpError(f"top_p must be above 0 and at most 1, got {value:g}", "top_p")
+def _number(given: Fields, name: str) -> float:
+    value = given.number(name, 1.0)
+    _refuse(field_fault(name, [value]), name, name)
     return value
 
 

@@ -65,7 +65,6 @@ def _delete_arrays(p: Any) -> None:
 try:
     with _same_root_logger(), _without_seqio():
         from jetstream.core import orchestrator, server_lib
-        from jetstream.core.utils.return_sample import ReturnSample
         from jetstream.engine import engine_api, token_utils, tokenizer_api, tokenizer_pb2
 except ImportError as error:
     raise RolloutError(
@@ -78,6 +77,6 @@ except ImportError as error:
 orchestrator.delete_pytree = _delete_arrays
 
 __all__ = [
-    "VERSION", "ReturnSample", "engine_api", "orchestrator", "server_lib", "token_utils",
+    "VERSION", "engine_api", "orchestrator", "server_lib", "token_utils",
     "tokenizer_api", "tokenizer_pb2",
 ]  # fmt: skip

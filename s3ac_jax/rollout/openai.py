@@ -4,17 +4,22 @@ The servers have to take token ids and to give token ids with log-probs. They lo
 a folder that the trainer exports and both sides can read.
 """
 
+import collections
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import numpy as np
 
 from s3ac_jax.core.types import Prompt, PyTree, Rollout
+from s3ac_jax.rollout.assemble import Assembly, tally
 from s3ac_jax.rollout.backend import RolloutError, Sampling
-from s3ac_jax.rollout.fleet import Fleet, Timing
+from s3ac_jax.rollout.fleet import Fleet
+from s3ac_jax.rollout.fleet_server import Timing, to_stderr
+from s3ac_jax.rollout.hosts import check_token_hidden
 from s3ac_jax.rollout.local import check_request
-from s3ac_jax.rollout.openai_flavours import FLAVOURS, Answer, Work
-from s3ac_jax.rollout.openai_link import HttpFault, HttpLink, LoopThread
+from s3ac_jax.rollout.openai_flavours import FLAVOURS, Completion, CompletionRequest
+from s3ac_jax.rollout.openai_link import HttpLink, LoopThread
+from s3ac_jax.rollout.server_link import CallFailed, Verdict, raise_refusals, shown
 from s3ac_jax.rollout.wire import ABORT, STOP
 
 
@@ -24,9 +29,10 @@ class OpenAIRollout:
     flavour: "vllm", "sglang", or "s3ac" for our own. export: (params, version) -> folder that the
     servers can read, in the layout of Hugging Face; needed for `update_weights`. vocab_size: token
     ids must be below it. model: name that the server knows it by, None for its only one. token:
-    sent as bearer. max_in_flight: requests that one server has at a time. timeout_s: of one call,
-    a reload included. in_flight: responses in progress go on under new weights; False waits for
-    them.
+    sent as bearer, to other machines over https only. max_in_flight: requests that one server has
+    at a time. timeout_s: of one call, a reload included. in_flight: responses in progress go on
+    under new weights; False waits for them. notice: takes a line for people, now and then, about
+    servers that are away or load weights.
     Experts are not recorded. Tokens are marked with the version that was loaded last: vLLM does not
     say which weights made them. A server that was lost loads the current weights before it gets
     work.
@@ -48,24 +54,30 @@ class OpenAIRollout:
         timeout_s: float = 3600.0,
         timing: Timing = Timing(),  # noqa: B008 (frozen)
         in_flight: bool = False,
+        notice: Callable[[str], None] = to_stderr,
     ):
         if not addresses:
             raise RolloutError("no address of a rollout server: set rollout.addresses")
         if flavour not in FLAVOURS:
             raise RolloutError(f"no flavour {flavour!r}: use one of {', '.join(FLAVOURS)}")
+        for address in addresses:
+            fix = "use https://, or leave out rollout.token_file"
+            check_token_hidden(address, token, address.startswith("https://"), fix)
         self.max_prompt_tokens = max_prompt_tokens
         self.max_response_tokens = max_response_tokens
         self.in_flight = in_flight
         self.version = -1
         self._export = export
         self._needs_weights = export is not None
-        self._counts = {"requests": 0, "tokens": 0, "aborted": 0}
+        self._counts = collections.Counter(requests=0, tokens=0, aborted=0)
+        self._notice = notice
+        self._standing = False  # the servers, for us
         self._loop = LoopThread({"Authorization": f"Bearer {token}"} if token else {})
         self._links = [
             HttpLink(address, FLAVOURS[flavour](), self._loop, model, vocab_size, timeout_s)
             for address in addresses
         ]
-        self._fleet = Fleet(self._links, max_in_flight=max_in_flight, timing=timing)
+        self._fleet = Fleet(self._links, max_in_flight=max_in_flight, timing=timing, notice=notice)
 
     def update_weights(self, params: PyTree, version: int) -> None:
         """Exports the weights of all later tokens and has every server that is there load them.
@@ -96,28 +108,21 @@ class OpenAIRollout:
         check_request(prompt, sampling, self.max_prompt_tokens, self.max_response_tokens)
         for link in self._links:
             link.begin()
-        rows, longest = len(prompt.index), self.max_response_tokens
-        works = [_work(prompt, sampling, row) for row in range(rows)]
-        answers = self._fleet.run(works, [1] * rows)
-        tokens = np.zeros((rows, longest), np.int32)
-        logp = np.zeros((rows, longest), np.float32)
-        made, stopped = np.zeros(rows, np.int32), np.zeros(rows, bool)
-        version = np.full((rows, longest), -1, np.int32)
-        aborted = np.ones(rows, bool)
+        works = [_work(prompt, sampling, row) for row in range(len(prompt.index))]
+        answers = self._fleet.run(works, [1] * len(works))
+        made = Assembly(prompt, self.max_response_tokens, None)
         for row, answer in enumerate(answers):
             if answer is not None:
-                made[row] = count = len(answer.tokens)
-                tokens[row, :count], logp[row, :count] = answer.tokens, answer.logp
-                version[row, :count] = self._mark(answer)
-                stopped[row], aborted[row] = answer.finish == STOP, answer.finish == ABORT
-        self._counts["requests"] += rows
-        self._counts["tokens"] += int(made.sum())
-        self._counts["aborted"] += int(aborted.sum())
-        return Rollout(
-            prompt, tokens, made, logp, stopped, version, None, aborted if aborted.any() else None
-        )
+                made.put(
+                    np.array([row]), np.array([len(answer.tokens)]), tokens=answer.tokens,
+                    logp=answer.logp, version=self._mark(answer), stopped=answer.finish == STOP,
+                    aborted=answer.finish == ABORT,
+                )  # fmt: skip
+        rollout = made.finish()
+        self._counts.update(tally(rollout))
+        return rollout
 
-    def _mark(self, answer: Answer) -> int:
+    def _mark(self, answer: Completion) -> int:
         """The version that a response's tokens are marked with."""
         if self._export is not None:
             return self.version
@@ -131,36 +136,50 @@ class OpenAIRollout:
     def pause(self) -> None:
         """From another thread: the servers make no token until `resume`, where they can.
 
+        Raises RolloutError naming the servers that would not; the others stand still then, and
+        nothing more is sent.
         Source: ours.
         """
         self._fleet.pause()
-        self._tell(lambda link: link.flavour.pause(link.call))
+        self._standing = True
+        self._tell("pause", lambda link: link.flavour.pause(link.call))
 
     def resume(self) -> None:
-        """Ends a pause. Source: ours."""
-        self._tell(lambda link: link.flavour.resume(link.call))
-        self._fleet.resume()
+        """Ends a pause. Raises RolloutError naming the servers that would not. Source: ours."""
+        try:
+            self._tell("resume", lambda link: link.flavour.resume(link.call))
+        finally:
+            self._standing = False
+            self._fleet.resume()
 
-    def _tell(self, what: Callable[[HttpLink], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
-        """One call to every server at once: what came of each, or its error."""
-        calls = {link.address: self._loop.submit(what(link)) for link in self._links}
+    def _tell(self, what: str, call: Callable[[HttpLink], Coroutine[Any, Any, Any]]) -> None:
+        for line in raise_refusals(what, self._ask(call)):
+            self._notice(f"rollout server {line}")
+
+    def _ask(self, call: Callable[[HttpLink], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
+        """One call to every server at once: what came of each, or a CallFailed."""
         found: dict[str, Any] = {}
-        for address, call in calls.items():
+        try:
+            calls = {link.address: self._loop.submit(call(link)) for link in self._links}
+        except RolloutError as error:
+            return {link.address: CallFailed(Verdict.FATAL, str(error)) for link in self._links}
+        for address, future in calls.items():
             try:
-                found[address] = call.result()
-            except HttpFault as error:
-                found[address] = RolloutError(str(error))
+                found[address] = future.result()
+            except CallFailed as error:
+                found[address] = error
         return found
 
     def stats(self) -> dict[str, Any]:
         """Counts of this client, the weights' version, and whether each server is there.
 
+        servers: {"is_live": True} by address, or {"error": line}, as after `close`.
         Source: ours.
         """
-        looks = self._tell(lambda link: link.flavour.check(link.call, link.version))
+        looks = self._ask(lambda link: link.flavour.check(link.call, link.version))
         servers = {
-            address: {"error": str(found)} if isinstance(found, RolloutError) else {"is_live": True}
-            for address, found in looks.items()
+            address: found if isinstance(found, dict) else {"is_live": True}
+            for address, found in shown(looks).items()
         }
         return {
             **self._counts, **self._fleet.counts, "version": self.version, "fingerprint": None,
@@ -168,14 +187,21 @@ class OpenAIRollout:
         }  # fmt: skip
 
     def close(self) -> None:
-        """Cancels what is in flight, ends the connections and their thread. Source: ours."""
+        """Cancels what is in flight, ends the connections and their thread; servers that stand
+        still for us go on.
+
+        Source: ours.
+        """
         self._fleet.close()
+        if self._standing:
+            self._standing = False
+            self._ask(lambda link: link.flavour.resume(link.call))
         self._loop.close()
 
 
-def _work(prompt: Prompt, sampling: Sampling, row: int) -> Work:
+def _work(prompt: Prompt, sampling: Sampling, row: int) -> CompletionRequest:
     stops = np.asarray(sampling.stop_ids[row])
-    return Work(
+    return CompletionRequest(
         row,
         np.asarray(prompt.tokens[row, : prompt.num_tokens[row]]).tolist(),
         int(sampling.seed[row]),

@@ -11,7 +11,7 @@ from s3ac_jax.rollout.backend import RolloutError
 from s3ac_jax.rollout.wire import ABORT, FINISH_NAMES
 
 
-class Work(NamedTuple):
+class CompletionRequest(NamedTuple):
     """One request. row: of the batch. top_p 1 and top_k 0: off. stop_ids: those there are.
 
     Source: ours.
@@ -27,7 +27,7 @@ class Work(NamedTuple):
     stop_ids: list[int]
 
 
-class Answer(NamedTuple):
+class Completion(NamedTuple):
     """One response. logp: nats, one per token. finish: STOP, LENGTH or ABORT of the wire.
 
     version: of the weights, as the server calls it; None where it doesn't say.
@@ -50,11 +50,11 @@ class Flavour(Protocol):
     Source: ours.
     """
 
-    def request(self, work: Work, model: str | None) -> tuple[str, dict[str, Any]]:
+    def request(self, work: CompletionRequest, model: str | None) -> tuple[str, dict[str, Any]]:
         """Path and body of the request."""
         ...
 
-    def answer(self, found: Any) -> Answer:
+    def answer(self, found: Any) -> Completion:
         """The response in the answer's JSON. Raises KeyError, IndexError, TypeError, ValueError."""
         ...
 
@@ -79,7 +79,7 @@ class Flavour(Protocol):
         ...
 
 
-def _sampling(work: Work) -> dict[str, Any]:
+def _sampling(work: CompletionRequest) -> dict[str, Any]:
     return {"temperature": work.temperature, "top_p": work.top_p, "stop_token_ids": work.stop_ids}
 
 
@@ -89,7 +89,7 @@ class OwnServer:
     Source: OpenAI's API reference (completions), with vLLM's fields for token ids.
     """
 
-    def request(self, work: Work, model: str | None) -> tuple[str, dict[str, Any]]:
+    def request(self, work: CompletionRequest, model: str | None) -> tuple[str, dict[str, Any]]:
         """A completion of token ids, its log-probs and token ids asked for.
 
         ignore_eos: the request's stop ids are all that ends it. Source: ours.
@@ -101,7 +101,7 @@ class OwnServer:
         }  # fmt: skip
         return "/v1/completions", body | ({} if model is None else {"model": model})
 
-    def answer(self, found: Any) -> Answer:
+    def answer(self, found: Any) -> Completion:
         """The first choice. Source: ours."""
         (choice,) = found["choices"]
         finish = FINISH_NAMES.index(choice["finish_reason"])
@@ -110,7 +110,7 @@ class OwnServer:
         logp = [] if logprobs is None else logprobs["token_logprobs"]
         named = found.get("system_fingerprint") or ""
         version = named.removeprefix("weights-") if named.startswith("weights-") else None
-        return Answer(choice["token_ids"], logp, finish, version)
+        return Completion(choice["token_ids"], logp, finish, version)
 
     async def check(self, call: Call, version: int) -> bool | None:
         """Whether it is there. Source: ours."""
@@ -142,7 +142,7 @@ class Vllm(OwnServer):
     Source: vLLM, entrypoints/openai/completion/protocol.py and entrypoints/serve/dev.
     """
 
-    def request(self, work: Work, model: str | None) -> tuple[str, dict[str, Any]]:
+    def request(self, work: CompletionRequest, model: str | None) -> tuple[str, dict[str, Any]]:
         """As OwnServer's, without cuts. Source: vLLM."""
         if work.top_p < 1 or work.top_k > 0:
             raise RolloutError(
@@ -190,7 +190,7 @@ class Sglang:
     srt/managers/io_struct.py.
     """
 
-    def request(self, work: Work, model: str | None) -> tuple[str, dict[str, Any]]:
+    def request(self, work: CompletionRequest, model: str | None) -> tuple[str, dict[str, Any]]:
         """A native generate call. Source: SGLang."""
         sampling = {
             "max_new_tokens": work.max_tokens, "top_k": work.top_k or -1,
@@ -200,7 +200,7 @@ class Sglang:
         body = {"input_ids": work.prompt, "sampling_params": sampling, "return_logprob": True}
         return "/generate", body | {"logprob_start_len": -1, "stream": False}
 
-    def answer(self, found: Any) -> Answer:
+    def answer(self, found: Any) -> Completion:
         """Token ids stand beside their log-probs. Source: SGLang."""
         meta = found["meta_info"]
         pairs = meta["output_token_logprobs"]
@@ -208,7 +208,7 @@ class Sglang:
         tokens = [pair[1] for pair in pairs]
         if "output_ids" in found and finish != ABORT and found["output_ids"] != tokens:
             raise ValueError("output_ids and output_token_logprobs name other tokens")
-        return Answer(tokens, [pair[0] for pair in pairs], finish, meta.get("weight_version"))
+        return Completion(tokens, [pair[0] for pair in pairs], finish, meta.get("weight_version"))
 
     async def check(self, call: Call, version: int) -> bool | None:
         """Whether weight_version is this one. Source: SGLang."""

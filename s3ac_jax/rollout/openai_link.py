@@ -1,6 +1,7 @@
 """Connections to rollout servers over HTTP: what `openai.py` hands to the fleet."""
 
 import asyncio
+import atexit
 import json
 import math
 import threading
@@ -10,22 +11,14 @@ from typing import Any
 import aiohttp
 
 from s3ac_jax.rollout.backend import RolloutError
-from s3ac_jax.rollout.fleet import Verdict
-from s3ac_jax.rollout.openai_flavours import Answer, Flavour, Work
+from s3ac_jax.rollout.openai_flavours import Completion, CompletionRequest, Flavour
+from s3ac_jax.rollout.server_link import CallFailed, Verdict
 from s3ac_jax.rollout.wire import ABORT, LENGTH, STOP
 
 _CHECK_S, _CONNECT_S, _CONTROL_S = 10.0, 10.0, 30.0
 # Shorter than that of the servers (uvicorn: 5 s): a connection that they close is not used again.
 _KEEPALIVE_S = 2.0
 _SHOWN_CHARS = 300
-
-
-class HttpFault(Exception):
-    """A call that failed, and what that means. Source: ours."""
-
-    def __init__(self, verdict: Verdict, text: str):
-        super().__init__(text)
-        self.verdict = verdict
 
 
 class LoopThread:
@@ -36,7 +29,11 @@ class LoopThread:
 
     def __init__(self, headers: dict[str, str]):
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="rollout-http")
+        # A trainer that dies without `close` must not be kept from its end, nor complain at it.
+        atexit.register(self.close)
+        self._thread = threading.Thread(
+            target=self.loop.run_forever, name="rollout-http", daemon=True
+        )
         self._thread.start()
         self.session = self.submit(self._open(headers)).result()
 
@@ -60,6 +57,7 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancels what is under way and ends the thread. Source: ours."""
+        atexit.unregister(self.close)
         if self.loop.is_closed():
             return
         self.submit(self._end()).result()
@@ -72,7 +70,7 @@ class HttpLink:
     """The way to one server.
 
     folder: where the current weights lie, None before there are any. version: of these.
-    Source: ours; the protocol is that of `fleet.Link`.
+    Source: ours; the protocol is that of `server_link.Link`.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class HttpLink:
     async def call(
         self, method: str, path: str, body: Any = None, timeout_s: float = _CONTROL_S
     ) -> Any:
-        """What the answer's JSON holds; None for an empty one. Raises HttpFault. Source: ours."""
+        """What the answer's JSON holds; None for an empty one. Raises CallFailed. Source: ours."""
         limits = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
         try:
             async with self._loop.session.request(
@@ -107,17 +105,17 @@ class HttpLink:
                 status, data = answer.status, await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             said = " ".join(str(error).split()) or type(error).__name__
-            raise HttpFault(Verdict.DOWN, f"{path}: {said}") from None
+            raise CallFailed(Verdict.DOWN, f"{path}: {said}") from None
         if status >= 300:
             said = " ".join(data[:_SHOWN_CHARS].decode("utf-8", "replace").split())
             hint = " (see docs/serving.md for how to start it)" if status == 404 else ""
-            raise HttpFault(_verdict(status), f"{path}: HTTP {status} {said}{hint}")
+            raise CallFailed(_verdict(status), f"{path}: HTTP {status} {said}{hint}")
         if not data.strip():
             return None
         try:
             return json.loads(data)
         except (ValueError, RecursionError):
-            raise HttpFault(Verdict.FATAL, f"{path}: the answer is no JSON") from None
+            raise CallFailed(Verdict.FATAL, f"{path}: the answer is no JSON") from None
 
     def check(self) -> Any:
         """Future of whether the server has the current weights. Source: ours."""
@@ -143,21 +141,21 @@ class HttpLink:
                 await self.flavour.reload(call, self.folder, self.version, self.in_flight)
             except RolloutError as error:
                 raise RolloutError(f"{self.address}: {error}") from None
-            except HttpFault as fault:
+            except CallFailed as fault:
                 # A server that fails to load would fail again.
                 again = fault.verdict is not Verdict.RETRY
-                raise HttpFault(fault.verdict if again else Verdict.FATAL, str(fault)) from None
+                raise CallFailed(fault.verdict if again else Verdict.FATAL, str(fault)) from None
 
         return self._loop.submit(reload())
 
     def refreshed(self, reply: None) -> None:
         """Nothing: `refresh` has looked at all answers. Source: ours."""
 
-    def send(self, work: Work) -> Any:
+    def send(self, work: CompletionRequest) -> Any:
         """Future of the response to one request. Source: ours."""
         return self._loop.submit(self._send(work))
 
-    async def _send(self, work: Work) -> Answer:
+    async def _send(self, work: CompletionRequest) -> Completion:
         path, body = self.flavour.request(work, self.model)
         task = asyncio.current_task()
         assert task is not None
@@ -166,29 +164,29 @@ class HttpLink:
             found = await self.call("POST", path, body, self.timeout_s)
         except asyncio.CancelledError:
             if work.row in self._cut:
-                return Answer([], [], ABORT)
+                return Completion([], [], ABORT)
             raise
         finally:
             del self._going[work.row]
         try:
             answer = self.flavour.answer(found)
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise HttpFault(
+            raise CallFailed(
                 Verdict.FATAL,
                 f"{path}: an answer without token ids and log-probs as they were asked for "
                 f"({type(error).__name__}: {error})",
             ) from None
         if answer.finish == ABORT and not self._cut:
-            raise HttpFault(Verdict.RETRY, f"{path}: the server aborted a response")
+            raise CallFailed(Verdict.RETRY, f"{path}: the server aborted a response")
         return answer
 
-    def read(self, work: Work, reply: Answer) -> Answer:
+    def read(self, work: CompletionRequest, reply: Completion) -> Completion:
         """The response; RolloutError when it can't be trained on. Source: ours."""
         if (fault := self._wrong(work, reply)) is not None:
             raise RolloutError(f"{self.address}: {fault}")
         return reply
 
-    def _wrong(self, work: Work, answer: Answer) -> str | None:
+    def _wrong(self, work: CompletionRequest, answer: Completion) -> str | None:
         """What is not as it should be about a response; None for nothing."""
         tokens, logp = answer.tokens, answer.logp
         if len(tokens) != len(logp):
@@ -221,7 +219,7 @@ class HttpLink:
             )
         return None
 
-    def abort(self, works: list[Work]) -> None:
+    def abort(self, works: list[CompletionRequest]) -> None:
         """Has these answered with what there is. Source: ours."""
         self._cut |= {work.row for work in works}
 
@@ -237,9 +235,9 @@ class HttpLink:
         """Forgets what an earlier call aborted. Source: ours."""
         self._cut.clear()
 
-    def verdict(self, error: Exception) -> tuple[Verdict, str]:
+    def verdict(self, error: Exception, call: str) -> tuple[Verdict, str]:
         """What a call's error means. Source: ours."""
-        if isinstance(error, HttpFault):
+        if isinstance(error, CallFailed):
             return error.verdict, str(error)
         return Verdict.FATAL, f"{type(error).__name__}: {error}"
 

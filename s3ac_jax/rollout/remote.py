@@ -1,26 +1,30 @@
 """Rollouts by rollout servers in other processes or on other machines, over gRPC."""
 
-import dataclasses
+import collections
 import json
 import math
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import grpc
 import numpy as np
 
 from s3ac_jax.core.types import Prompt, PyTree, Rollout
 from s3ac_jax.models.network import Network
 from s3ac_jax.rollout import rollout_pb2 as pb
+from s3ac_jax.rollout.assemble import Assembly, tally
 from s3ac_jax.rollout.backend import RolloutError, Sampling, fingerprint_of
-from s3ac_jax.rollout.fleet import Fleet, Timing
-from s3ac_jax.rollout.link import CONTROL_S, GrpcLink, Weights, Work
-from s3ac_jax.rollout.local import check_request, no_routing
+from s3ac_jax.rollout.fleet import Fleet
+from s3ac_jax.rollout.fleet_server import Timing, to_stderr
+from s3ac_jax.rollout.link import CONTROL_S, GenerateCall, GrpcLink, WeightsUpdate
+from s3ac_jax.rollout.local import check_request
+from s3ac_jax.rollout.server_link import CallFailed, Verdict, raise_refusals, shown
 from s3ac_jax.rollout.wire import ABORT, STOP, Requests, Responses, pack_requests
 
 # Pieces that a server has at a time: it goes on with the others while one comes to its end.
 _PIECES = 4
+# A server that stands still for us is told to go on before we leave, if it answers this soon.
+_LEAVE_S = 3.0
 
 
 class RemoteRollout:
@@ -33,7 +37,8 @@ class RemoteRollout:
     in_flight: responses in progress go on under new weights, their tokens say under which; False
     lets them end first, and a response of older weights than the current ones is an error. save:
     makes a checkpoint of weights and says where; servers then read them there, on a file system
-    that they share. Without it the weights are streamed.
+    that they share. Without it the weights are streamed. notice: takes a line for people, now and
+    then, about servers that are away or take in weights.
     Responses do not depend on how many servers there are or which of them made what: every request
     has its own seed.
     Source: ours; the protocol is that of `rollout/backend.py`.
@@ -54,23 +59,22 @@ class RemoteRollout:
         timing: Timing = Timing(),  # noqa: B008 (frozen)
         in_flight: bool = False,
         save: Callable[[PyTree, int], str] | None = None,
+        notice: Callable[[str], None] = to_stderr,
     ):
         if not addresses:
             raise RolloutError("no address of a rollout server: set rollout.addresses")
         self.network = network
         self.max_prompt_tokens = max_prompt_tokens
         self.max_response_tokens = max_response_tokens
-        moe = network.spec.moe
-        self.routing_shape = None
-        if moe is not None and record_routing:
-            self.routing_shape = len(network.spec.layers_with("moe")), moe.per_token
+        self.routing_shape = network.spec.routing_shape if record_routing else None
         self.in_flight = in_flight
         self.save = save
         self.version = -1
         self._fingerprint: str | None = None
-        self._counts = {"requests": 0, "tokens": 0, "aborted": 0}
+        self._counts = collections.Counter(requests=0, tokens=0, aborted=0)
+        self._notice = notice
         self._links = [GrpcLink(address, token, tls_ca, timeout_s) for address in addresses]
-        self._fleet = Fleet(self._links, max_in_flight=max_in_flight, timing=timing)
+        self._fleet = Fleet(self._links, max_in_flight=max_in_flight, timing=timing, notice=notice)
 
     def update_weights(self, params: PyTree, version: int) -> None:
         """Sends the weights of all later tokens to every server that can be reached.
@@ -84,7 +88,7 @@ class RemoteRollout:
         params = self.network.in_compute_dtype(params)
         fingerprint = fingerprint_of(params)
         path = None if self.save is None else self.save(params, version)
-        weights = Weights(params, version, fingerprint, self.in_flight, path)
+        weights = WeightsUpdate(params, version, fingerprint, self.in_flight, path)
         for link in self._links:
             link.weights = weights
         self._fleet.sync()
@@ -106,24 +110,15 @@ class RemoteRollout:
         shape = self.routing_shape if keep_routing else None
         works = self._pieces(prompt, sampling, shape is not None)
         results = self._fleet.run(works, [len(work.rows) for work in works])
-        rows, longest = len(prompt.index), self.max_response_tokens
-        aborted = np.ones(rows, bool)
-        made = Rollout(
-            prompt, np.zeros((rows, longest), np.int32), np.zeros(rows, np.int32),
-            np.zeros((rows, longest), np.float32), np.zeros(rows, bool),
-            np.full((rows, longest), -1, np.int32),
-            no_routing(shape, rows, prompt.tokens.shape[1] + longest),
-        )  # fmt: skip
+        made = Assembly(prompt, self.max_response_tokens, shape)
         for work, responses in zip(works, results, strict=True):
             if responses is not None:
                 self._put(made, work.rows, responses, sampling)
-                aborted[work.rows] = responses.finish == ABORT
-        self._counts["requests"] += rows
-        self._counts["tokens"] += int(made.num_tokens.sum())
-        self._counts["aborted"] += int(aborted.sum())
-        return dataclasses.replace(made, aborted=aborted if aborted.any() else None)
+        rollout = made.finish()
+        self._counts.update(tally(rollout))
+        return rollout
 
-    def _pieces(self, prompt: Prompt, sampling: Sampling, want_routing: bool) -> list[Work]:
+    def _pieces(self, prompt: Prompt, sampling: Sampling, want_routing: bool) -> list[GenerateCall]:
         """Whole groups of requests with one prompt, longest prompts first."""
         tokens = np.asarray(prompt.tokens, np.int32)
         lengths = np.asarray(prompt.num_tokens, np.int32)
@@ -157,11 +152,11 @@ class RemoteRollout:
                 want_routing=want_routing,
                 request_id=f"{name}-{number}",
             )
-            works.append(Work(rows, pack_requests(requests)))
+            works.append(GenerateCall(rows, pack_requests(requests)))
         return works
 
     def _put(
-        self, made: Rollout, rows: np.ndarray, responses: Responses, sampling: Sampling
+        self, made: Assembly, rows: np.ndarray, responses: Responses, sampling: Sampling
     ) -> None:
         """Writes the responses to requests `rows` into `made`."""
         count = responses.num_tokens
@@ -171,13 +166,10 @@ class RemoteRollout:
         vocab = self.network.spec.vocab_size
         if ((responses.tokens < 0) | (responses.tokens >= vocab)).any():
             raise RolloutError(f"a rollout server made a token outside 0..{vocab - 1}")
-        exists = np.arange(made.tokens.shape[1]) < count[:, None]
-        row, place = rows[np.nonzero(exists)[0]], np.nonzero(exists)[1]
-        made.tokens[row, place] = responses.tokens
-        made.logp[row, place] = responses.logp
-        made.version[row, place] = responses.version
-        made.num_tokens[rows] = count
-        made.stopped[rows] = responses.finish == STOP
+        made.put(
+            rows, count, tokens=responses.tokens, logp=responses.logp, version=responses.version,
+            stopped=responses.finish == STOP, aborted=responses.finish == ABORT,
+        )  # fmt: skip
         if made.routing is not None:
             whole = np.asarray(made.prompt.num_tokens)[rows] + count
             want = (int(whole.sum()), *made.routing.shape[2:])
@@ -197,51 +189,73 @@ class RemoteRollout:
     def pause(self) -> None:
         """From another thread: the servers make no token until `resume`, for anybody.
 
+        Raises RolloutError naming the servers that would not; the others stand still then, and
+        nothing more is sent. One that can't be reached is none that makes tokens for us.
         Source: ours.
         """
         self._fleet.pause()
-        self._tell("Pause", pb.PauseRequest())
+        self._tell("pause", "Pause", lambda link: link.hold())
 
     def resume(self) -> None:
-        """Ends a pause. Source: ours."""
-        self._tell("Resume", pb.Empty())
-        self._fleet.resume()
+        """Ends a pause. Raises RolloutError naming the servers that would not; those that can't
+        be reached are told when they are there again.
 
-    def _tell(self, name: str, message: Any) -> dict[str, Any]:
-        """One call to every server at once: what each answered, or its error."""
-        calls = {link: link.call(name, message, CONTROL_S) for link in self._links}
-        answers: dict[str, Any] = {}
-        for link, call in calls.items():
+        Source: ours.
+        """
+        try:
+            self._tell("resume", "Resume", lambda link: link.go_on())
+        finally:
+            for link in self._links:
+                link.paused = False
+            self._fleet.resume()
+
+    def _tell(self, what: str, name: str, call: Callable[[GrpcLink], Any]) -> None:
+        for line in raise_refusals(what, self._ask(name, call)):
+            self._notice(f"rollout server {line}")
+
+    def _ask(self, name: str, call: Callable[[GrpcLink], Any]) -> dict[str, Any]:
+        """One call to every server at once: what each answered, or a CallFailed."""
+        calls: dict[GrpcLink, Any] = {}
+        for link in self._links:
             try:
-                answers[link.address] = call.result()
-            except grpc.RpcError as error:
-                answers[link.address] = RolloutError(link.verdict(error)[1])
-        return answers
+                calls[link] = call(link)
+            except RolloutError as error:
+                calls[link] = CallFailed(Verdict.FATAL, str(error))
+        return {
+            link.address: one if isinstance(one, CallFailed) else link.told(name, one)
+            for link, one in calls.items()
+        }
 
     def stats(self) -> dict[str, Any]:
         """Counts of this client, the weights' version and fingerprint, and what each server says.
 
-        servers: statistics by address; {"error": line} for one that can't be reached.
+        servers: statistics by address; {"error": line} for one that can't be reached, as after
+        `close`.
         Source: ours.
         """
-        servers = {
-            address: {"error": str(answer)}
-            if isinstance(answer, RolloutError)
-            else json.loads(answer.json)
-            for address, answer in self._tell("Stats", pb.Empty()).items()
-        }
+        answers = self._ask("Stats", lambda link: link.call("Stats", pb.Empty(), CONTROL_S))
         return {
             **self._counts,
             **self._fleet.counts,
             "pushed_bytes": sum(link.pushed_bytes for link in self._links),
             "version": self.version,
             "fingerprint": self._fingerprint,
-            "servers": servers,
+            "servers": {
+                address: found if isinstance(found, dict) else json.loads(found.json)
+                for address, found in shown(answers).items()
+            },
         }
 
     def close(self) -> None:
-        """Cancels what is in flight and ends the connections. Source: ours."""
+        """Cancels what is in flight and ends the connections; servers that stand still for us go
+        on.
+
+        Source: ours.
+        """
         self._fleet.close()
+        calls = [(link, link.go_on(_LEAVE_S)) for link in self._links if link.paused]
+        for link, call in calls:
+            link.told("Resume", call)
         for link in self._links:
-            link.weights = None
+            link.weights, link.paused = None, False
             link.close()

@@ -2,32 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
 
 from s3ac_jax.rollout.backend import Sampling
 from s3ac_jax.rollout.jetstream import orchestrator
+from s3ac_jax.rollout.limits import Limits, prompt_fault, settings_fault
 from s3ac_jax.rollout.sinks import BadRequest, Sink
 from s3ac_jax.rollout.wire import Requests
-
-
-class Limits(NamedTuple):
-    """What one request may ask for. cache_tokens: prompt and response together.
-
-    Source: ours.
-    """
-
-    vocab_size: int
-    max_prompt_tokens: int
-    cache_tokens: int
-
-
-def _refuse(wrong: np.ndarray, what: str, values: np.ndarray, limit: str) -> None:
-    if wrong.any():
-        number = int(np.argmax(wrong))
-        raise BadRequest(f"request {number}: {what} must be {limit}, got {values[number]}")
 
 
 def check_requests(requests: Requests, limits: Limits) -> None:
@@ -36,30 +20,10 @@ def check_requests(requests: Requests, limits: Limits) -> None:
     Source: ours.
     """
     tokens, lengths, row, sampling = requests[:4]
-    if (empty := lengths < 1).any():
-        raise BadRequest(f"prompt {int(np.argmax(empty))} is empty")
-    if (long := lengths > limits.max_prompt_tokens).any():
-        number = int(np.argmax(long))
-        raise BadRequest(
-            f"prompt {number} has {lengths[number]} tokens, the limit is {limits.max_prompt_tokens}"
-        )
-    if (strange := (tokens < 0) | (tokens >= limits.vocab_size)).any():
-        place = int(np.argmax(strange))
-        number = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
-        raise BadRequest(
-            f"prompt {number} holds token {tokens[place]}, the model knows 0.."
-            f"{limits.vocab_size - 1}"
-        )
-    room = limits.cache_tokens - lengths[row]
-    bad = (sampling.max_tokens < 1) | (sampling.max_tokens > room)
-    if bad.any():
-        number = int(np.argmax(bad))
-        _refuse(bad, "max_tokens", sampling.max_tokens, f"in 1..{room[number]}")
-    heat, share = sampling.temperature, sampling.top_p
-    _refuse(~(np.isfinite(heat) & (heat >= 0)), "temperature", heat, "a finite number >= 0")
-    _refuse(~((share > 0) & (share <= 1)), "top_p", share, "above 0 and at most 1")
-    _refuse(sampling.top_k < 0, "top_k", sampling.top_k, ">= 0")
-    _refuse((sampling.stop_ids < -1).any(axis=1), "stop_ids", sampling.stop_ids, ">= -1")
+    fault = prompt_fault(lengths, tokens, limits)
+    fault = fault or settings_fault(sampling, limits.cache_tokens - lengths[row])
+    if fault is not None:
+        raise BadRequest(str(fault))
 
 
 @dataclasses.dataclass(eq=False)
@@ -83,7 +47,6 @@ class Job(orchestrator.ActiveRequest):
     left: int = 0
     cancelled: bool = False
     prefix_row: int = 0
-    prompt_routing: Any = None
 
     # The parent's own would call two jobs equal, and `queue.remove` would take the wrong one.
     __eq__ = object.__eq__
@@ -96,10 +59,13 @@ class Job(orchestrator.ActiveRequest):
 
 
 class Handle:
-    """A submission, for those who may lose interest in it. Source: ours."""
+    """A submission, for those who may lose interest in it. version: of the weights at its taking.
 
-    def __init__(self, jobs: list[Job], cancel: Callable[[list[Job]], int]):
-        self._jobs, self._cancel = jobs, cancel
+    Source: ours.
+    """
+
+    def __init__(self, jobs: list[Job], cancel: Callable[[list[Job]], int], version: int):
+        self._jobs, self._cancel, self.version = jobs, cancel, version
 
     def cancel(self, _: Any = None) -> None:
         """Ends its responses as they are; the argument is gRPC's, whose callbacks get one.

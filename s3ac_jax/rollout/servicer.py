@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import json
 import secrets
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import Future
 from typing import Any
 
 import grpc
@@ -15,6 +17,7 @@ from s3ac_jax.core.types import PyTree
 from s3ac_jax.rollout import rollout_pb2 as pb
 from s3ac_jax.rollout.backend import MAX_STOP_IDS, RolloutError, Sampling, seeded_sampling
 from s3ac_jax.rollout.driver import RolloutDriver
+from s3ac_jax.rollout.limits import Fault, length_fault, text_fault
 from s3ac_jax.rollout.requests import samples_of
 from s3ac_jax.rollout.sinks import (
     AsyncSink,
@@ -22,10 +25,11 @@ from s3ac_jax.rollout.sinks import (
     EngineFailed,
     Piece,
     QueueFull,
+    StandsStill,
     Stopped,
     WholeSink,
 )
-from s3ac_jax.rollout.store import Weights, WrongFingerprint
+from s3ac_jax.rollout.store import StoredWeights, WrongFingerprint
 from s3ac_jax.rollout.text_stream import TextStream, TextTokenizer
 from s3ac_jax.rollout.weights_wire import Receiver, WeightsWireError, read_manifest
 from s3ac_jax.rollout.wire import (
@@ -41,6 +45,14 @@ from s3ac_jax.rollout.wire import (
     unpack_requests,
 )
 
+# Seconds that a stream of weights may keep the others waiting without a word.
+_PATIENCE = 60.0
+
+
+class Stalled(RolloutError):
+    """A stream of weights that does not go on. Source: ours."""
+
+
 _CODES: dict[type[Exception], grpc.StatusCode] = {
     BadRequest: grpc.StatusCode.INVALID_ARGUMENT,
     QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -48,6 +60,8 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     Stopped: grpc.StatusCode.UNAVAILABLE,
     WrongFingerprint: grpc.StatusCode.FAILED_PRECONDITION,
     WeightsWireError: grpc.StatusCode.INVALID_ARGUMENT,
+    StandsStill: grpc.StatusCode.ABORTED,
+    Stalled: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
 
@@ -66,7 +80,7 @@ class Servicer:
 
     tokenizer: for prompts of text and the text of responses; None refuses the former. bos_id: what
     JetStream's clients expect to be put before their token ids, None for nothing. load: weights
-    from a path. place: casts weights that arrived and puts them on the devices.
+    from a path.
     Source: JetStream's LLMOrchestrator (orchestrator.py, 0.2.2) for Decode and HealthCheck.
     """
 
@@ -77,11 +91,9 @@ class Servicer:
         tokenizer: TextTokenizer | None = None,
         bos_id: int | None = None,
         load: Callable[[str], PyTree] | None = None,
-        place: Callable[[PyTree], PyTree] = lambda params: params,
     ):
-        self._driver = driver
+        self._driver, self._load = driver, load
         self._tokenizer, self._bos_id = tokenizer, bos_id
-        self._load, self._place = load, place
         # One set of new weights in memory at a time.
         self._updating = asyncio.Lock()
 
@@ -146,7 +158,13 @@ class Servicer:
                 await ended.wait()
             finally:
                 handle.cancel()
-            return pack_responses(_together(sink.result(), requests.want_routing))
+            pieces = sink.result()
+            if requests.weights_fingerprint:
+                self._driver.store.check(handle.version, requests.weights_fingerprint)
+            # In a thread: with experts it may be a gigabyte.
+            return await asyncio.to_thread(
+                lambda: pack_responses(_together(pieces, requests.want_routing))
+            )
 
     async def Decode(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """One prompt's samples as they are made, several tokens to a message.
@@ -156,7 +174,7 @@ class Servicer:
         Source: JetStream.
         """
         async with _faults(context):
-            prompt = self._prompt(request)
+            prompt = await self._prompt(request)
             count = max(request.num_samples, 1)
             if count > self._driver.max_waiting:
                 raise BadRequest(f"num_samples must be at most {self._driver.max_waiting}")
@@ -185,17 +203,21 @@ class Servicer:
             finally:
                 handle.cancel()
 
-    def _prompt(self, request: Any) -> list[int]:
+    async def _prompt(self, request: Any) -> list[int]:
+        limits = self._driver.limits
         content = request.WhichOneof("content")
         if content is None:
             raise BadRequest("no content: send text_content or token_content")
         if content == "text_content":
             if self._tokenizer is None:
                 raise BadRequest("this server has no tokenizer: send token_content")
+            text = request.text_content.text
+            _refuse(text_fault(text, limits))
             try:
-                return self._tokenizer.encode(request.text_content.text)
+                return await asyncio.to_thread(self._tokenizer.encode, text)
             except ValueError as error:
                 raise BadRequest(str(error)) from None
+        _refuse(length_fault(0, len(request.token_content.token_ids), limits))
         tokens = list(request.token_content.token_ids)
         # An empty prompt stays empty, so that it is refused.
         if not tokens or request.has_bos or request.session_cache or self._bos_id is None:
@@ -204,9 +226,9 @@ class Servicer:
 
     def _settings(self, request: Any, prompt_tokens: int) -> Sampling:
         seed = request.seed if request.HasField("seed") else secrets.randbits(32)
+        if len(request.stop_ids) > MAX_STOP_IDS:
+            raise BadRequest(f"at most {MAX_STOP_IDS} stop_ids, got {len(request.stop_ids)}")
         stops = tuple(request.stop_ids) or self._driver.engine.stop_ids
-        if len(stops) > MAX_STOP_IDS:
-            raise BadRequest(f"at most {MAX_STOP_IDS} stop_ids, got {len(stops)}")
         room = self._driver.limits.cache_tokens - prompt_tokens
         return seeded_sampling(
             [seed], temperature=request.temperature, max_tokens=min(request.max_tokens, room),
@@ -231,48 +253,40 @@ class Servicer:
 
         Source: ours.
         """
-        async with _faults(context), self._updating:
+        async with _faults(context):
             _check_version(request.version)
             if request.path and self._load is None:
                 raise BadRequest("this server reads no checkpoints: push the weights")
-
-            return await self._update(
-                lambda: self._read(request.path), request.version, request.in_flight,
-                request.fingerprint,
-            )  # fmt: skip
-
-    def _read(self, path: str) -> PyTree | None:
-        if not path or self._load is None:
-            return None
-        try:
-            return self._place(self._load(path))
-        except RunError:
-            raise
-        except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-            raise RolloutError(f"can't take weights from {path}: {said}") from None
+            async with self._updating:
+                return await self._update(
+                    lambda: self._load(request.path) if self._load and request.path else None,
+                    f"from {request.path}" if request.path else "in use",
+                    request.version, request.in_flight, request.fingerprint,
+                )  # fmt: skip
 
     async def PushWeights(self, chunks: AsyncIterator[Any], context: Any) -> Any:
         """Weights as a stream; in use only when every byte of them is here and right.
 
         Source: ours.
         """
-        async with _faults(context), self._updating:
-            receiver = None
-            async for chunk in chunks:
-                if receiver is None:
-                    receiver = await asyncio.to_thread(self._receiver, chunk.manifest)
-                elif chunk.manifest:
-                    raise WeightsWireError("a second manifest in one stream")
-                if chunk.data:
-                    await asyncio.to_thread(receiver.feed, chunk.data)
-            if receiver is None:
+        async with _faults(context):
+            chunk = await _next(chunks)
+            if chunk is None:
                 raise WeightsWireError("an empty stream: its first message must hold a manifest")
-            manifest = receiver.manifest
-            return await self._update(
-                lambda: self._place(receiver.finish()),
-                manifest.version, manifest.in_flight, manifest.fingerprint,
-            )  # fmt: skip
+            receiver = await asyncio.to_thread(self._receiver, chunk.manifest)
+            async with self._updating:
+                while chunk is not None:
+                    await asyncio.to_thread(receiver.feed, chunk.data)
+                    chunk = await _next(chunks)
+                    if chunk is not None and chunk.manifest:
+                        raise WeightsWireError("a second manifest in one stream")
+                    if chunk is not None and not chunk.data:
+                        raise WeightsWireError("a message without data in the stream")
+                manifest = receiver.manifest
+                return await self._update(
+                    receiver.finish, "that were pushed",
+                    manifest.version, manifest.in_flight, manifest.fingerprint,
+                )  # fmt: skip
 
     def _receiver(self, manifest: bytes) -> Receiver:
         found = read_manifest(manifest)
@@ -280,15 +294,55 @@ class Servicer:
         return Receiver(found, self._driver.store.abstract)
 
     async def _update(
-        self, read: Callable[[], PyTree | None], version: int, in_flight: bool, fingerprint: str
-    ) -> Any:
-        def begin() -> Any:
-            return self._driver.begin_update(
-                read(), version, in_flight=in_flight, fingerprint=fingerprint
-            )
+        self, read: Callable[[], PyTree | None], which: str, version: int, in_flight: bool,
+        fingerprint: str,
+    ) -> Any:  # fmt: skip
+        def begin() -> Future:
+            try:
+                return self._driver.begin_update(
+                    read(), version, in_flight=in_flight, fingerprint=fingerprint
+                )
+            except RunError:
+                raise
+            except Exception as error:
+                # Such as no room for them on the devices.
+                said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+                raise RolloutError(f"can't take the weights {which}: {said}") from None
 
-        weights: Weights = await asyncio.wrap_future(await asyncio.to_thread(begin))
+        done = await asyncio.wrap_future(_aside(begin))
+        weights: StoredWeights = await asyncio.wrap_future(done)
         return pb.WeightsReply(version=weights.version, fingerprint=weights.fingerprint)
+
+
+async def _next(chunks: AsyncIterator[Any]) -> Any:
+    """The next message of a stream, None after the last."""
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            return await anext(chunks, None)
+    except TimeoutError:
+        raise Stalled(
+            f"nothing came of the weights for {_PATIENCE:g} s: the old ones stay in use"
+        ) from None
+
+
+def _aside(work: Callable[[], Any]) -> Future:
+    """What takes minutes, in a thread that nobody waits for when the server stops."""
+    done: Future = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except Exception as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="rollout-weights", daemon=True).start()
+    return done
+
+
+def _refuse(fault: Fault | None) -> None:
+    if fault is not None:
+        raise BadRequest(str(fault))
 
 
 def _check_version(version: int) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import collections
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +25,10 @@ class QueueFull(RolloutError):
 
 class EngineFailed(RolloutError):
     """The engine raised and no request of this server can be served any more. Source: ours."""
+
+
+class StandsStill(RolloutError):
+    """Somebody has paused the server, and what was asked can't be until `resume`. Source: ours."""
 
 
 class Stopped(RolloutError):
@@ -117,7 +121,7 @@ class WholeSink:
 
 
 class AsyncSink:
-    """Pieces for a coroutine: `async for sample, piece in sink`, until all `count` have ended.
+    """Pieces for a coroutine, which asks with `ready` until all `count` responses have ended.
 
     Made in the loop that reads it. A loop that is closed meanwhile has nobody who waits.
     Source: ours.
@@ -173,8 +177,3 @@ class AsyncSink:
                 found.append(head)
                 self._left -= head[1].finish is not None
         return found
-
-    async def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
-        while some := await self.ready():
-            for sample_and_piece in some:
-                yield sample_and_piece

@@ -27,7 +27,7 @@ _STOCK_WIDTHS = tuple(1 << n for n in range(4, 16))
 RUNNING = -1
 
 
-class Asked(NamedTuple):
+class PromptWithSettings(NamedTuple):
     """A prompt with its settings, one row: what may stand for a prompt's padded tokens.
 
     Source: ours: JetStream's driver hands on whatever its own hook returned.
@@ -209,12 +209,13 @@ class JetStreamEngine(engine_api.Engine):
     ) -> Prefilled:
         """One prompt, of which the last tokens are kept where it is too long.
 
-        padded_tokens: token ids, which get greedy decoding up to the end of the cache, or Asked.
+        padded_tokens: token ids, which get greedy decoding up to the end of the cache, or a
+        PromptWithSettings.
         Source: JetStream engine API.
         """
         if existing_prefix is not None:
             raise RolloutError("prefill from an existing prefix is not supported")
-        asked = padded_tokens if isinstance(padded_tokens, Asked) else None
+        asked = padded_tokens if isinstance(padded_tokens, PromptWithSettings) else None
         tokens = np.asarray(asked.tokens if asked else padded_tokens, np.int32)
         # JetStream cuts a prompt that is too long but goes on counting what it cut.
         tokens = tokens[: max(true_length, 1)][-self.max_prompt_tokens :]

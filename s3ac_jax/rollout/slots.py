@@ -7,18 +7,22 @@ from typing import Any
 import numpy as np
 
 from s3ac_jax.rollout.backend import Sampling
-from s3ac_jax.rollout.delivery import Ended, Made
+from s3ac_jax.rollout.delivery import Begun, Ended, Made
 from s3ac_jax.rollout.requests import Job
 from s3ac_jax.rollout.slot_engine import RUNNING, JetStreamEngine, columns
 from s3ac_jax.rollout.store import ParamStore
 from s3ac_jax.rollout.wire import ABORT
 
+# Steps with a release of nobody after them, so that it is compiled before the first client leaves.
+# Twice: on a mesh the slots lie as they will only after some steps.
+_RELEASE_AFTER = (0, 3)
+
 
 class Slots:
     """Slots and the queue in front of them. seconds: host time of steps and of admissions.
 
-    busy [slots]: a response is in it. spoilt: a step gave NaN; admit nothing until all slots are
-    free, then `renew`.
+    busy [slots]: a response is in it. has_nan: a step gave one; admit nothing until all slots
+    are free, then `renew`.
     Source: ours.
     """
 
@@ -26,18 +30,18 @@ class Slots:
         slots = engine.max_concurrent_decodes
         self.queue: collections.deque[Job] = collections.deque()
         self.busy = np.zeros(slots, bool)
-        self.spoilt = False
+        self.has_nan = False
         self.counts: collections.Counter[str] = collections.Counter()
         self.seconds = {"step": 0.0, "prefill": 0.0}
         self._engine, self._store = engine, store
         self._owner: list[tuple[Job, int] | None] = [None] * slots
         self._free = list(range(slots))[::-1]
-        self._begun: list[tuple[int, Job, int]] = []
+        self._begun: list[Begun] = []
         self._state: Any = None
 
     def renew(self) -> None:
         """Forgets the cache. Source: ours."""
-        self._state, self.spoilt = None, False
+        self._state, self.has_nan = None, False
 
     def admit(self) -> int:
         """Fills free slots from the queue; how many responses began. Source: ours."""
@@ -75,12 +79,13 @@ class Slots:
         self.seconds["prefill"] += time.perf_counter() - started
         place = iter(slots)
         for job, start, end in wave:
+            routing = None
             if job.want_routing and self._engine.routing_shape:
-                job.prompt_routing = prefix.routing(job.prefix_row)
+                routing = prefix.routing(job.prefix_row)
             for number in range(start, end):
                 slot, sample = next(place), job.samples[number]
                 self._owner[slot] = job, sample
-                self._begun.append((slot, job, sample))
+                self._begun.append(Begun(slot, job, sample, routing))
             job.begun = end
             job.prefill_result = prefix if end < job.rows else None
             if end == job.rows:
@@ -97,11 +102,14 @@ class Slots:
         routing = None
         if self._engine.routing_shape and any(o and o[0].want_routing for o in self._owner):
             routing = np.asarray(result.routing)
+        if self.counts["steps"] in _RELEASE_AFTER:
+            self._state = self._engine.release(self._state, [])
         self.counts["steps"] += 1
         self.counts["response_tokens"] += int(np.count_nonzero(made.valid))
         self.seconds["step"] += time.perf_counter() - started
-        # A NaN in a slot's cache outlives the weights that made it: 0 times NaN is NaN.
-        self.spoilt |= not np.isfinite(made.logp).all()
+        # A NaN in a slot's cache outlives the weights that made it: 0 times NaN is NaN. What stands
+        # where no token was made is nobody's.
+        self.has_nan |= not np.isfinite(made.logp[made.valid & self.busy[:, None]]).all()
         slots = np.flatnonzero(self.busy & (made.finish != RUNNING)).tolist()
         return self._made(made, routing, [self._end(s, int(made.finish[s])) for s in slots])
 

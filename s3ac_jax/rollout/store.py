@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,13 @@ import jax.numpy as jnp
 from s3ac_jax.core.trees import named_leaves
 from s3ac_jax.core.types import PyTree
 from s3ac_jax.rollout.backend import RolloutError, fingerprint_of
+from s3ac_jax.rollout.engine import Engine
+
+# Versions whose fingerprints are remembered, for requests that began under them.
+_REMEMBERED = 64
 
 
-class Weights(NamedTuple):
+class StoredWeights(NamedTuple):
     """One set of weights. params: as the engine reads them; fingerprint: as they were given, cast.
 
     serial: counts exchanges, so that equal versions are told apart.
@@ -26,7 +30,7 @@ class Weights(NamedTuple):
 
 
 class WrongFingerprint(RolloutError):
-    """Weights arrived that are not those that were sent. Source: ours."""
+    """Weights that are not those that were sent, or asked for. Source: ours."""
 
 
 class ParamStore:
@@ -55,13 +59,20 @@ class ParamStore:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
             params,
         )
-        self._weights = self._made(params, version)
+        self._named: dict[int, str] = {}
+        self.set(self._made(params, version))
 
-    def get(self) -> Weights:
+    @classmethod
+    def of(cls, engine: Engine, params: PyTree, version: int) -> "ParamStore":
+        """The weights of an engine, made into what it reads. Source: ours."""
+        cast = engine.network.in_compute_dtype
+        return cls(params, version, prepare=cast, load=engine.load_params)
+
+    def get(self) -> StoredWeights:
         """The weights to use now. Source: ours."""
         return self._weights
 
-    def ready(self, params: PyTree | None, version: int, fingerprint: str = "") -> Weights:
+    def ready(self, params: PyTree | None, version: int, fingerprint: str = "") -> StoredWeights:
         """These weights cast, placed like the first ones, and fingerprinted; not yet in use.
 
         None is for those in use, under another version. fingerprint: what they must have, "" for
@@ -73,6 +84,7 @@ class ParamStore:
         if params is None:
             weights = self._weights._replace(version=version)
         else:
+            params = _placed(params, self.abstract)
             weights = self._made(_like(self._prepare(params), self.abstract), version)
         if fingerprint and fingerprint != weights.fingerprint:
             raise WrongFingerprint(
@@ -82,24 +94,55 @@ class ParamStore:
             )
         return weights
 
-    def set(self, weights: Weights) -> None:
+    def set(self, weights: StoredWeights) -> None:
         """What `get` returns from now on. Source: ours."""
         self._weights = weights
+        self._named.pop(weights.version, None)
+        self._named[weights.version] = weights.fingerprint
+        while len(self._named) > _REMEMBERED:
+            del self._named[next(iter(self._named))]
 
-    def _made(self, params: PyTree, version: int) -> Weights:
-        return Weights(self._load(params), version, fingerprint_of(params), next(self._serials))
+    def check(self, version: int, fingerprint: str) -> None:
+        """Raises WrongFingerprint when weights with another one were the last of this version.
+
+        Source: ours: two trainers that use one server may have the same numbers.
+        """
+        found = self._named.get(version, fingerprint)
+        if found != fingerprint:
+            raise WrongFingerprint(
+                f"the weights of version {version} here have the fingerprint {found}, the request "
+                f"is for {fingerprint}: does another trainer use this server?"
+            )
+
+    def _made(self, params: PyTree, version: int) -> StoredWeights:
+        fingerprint = fingerprint_of(params)
+        return StoredWeights(self._load(params), version, fingerprint, next(self._serials))
 
 
-def _like(params: PyTree, wanted: PyTree) -> PyTree:
-    """The weights on the devices where they are wanted; they must match."""
+def _placed(params: PyTree, wanted: PyTree) -> PyTree:
+    """Weights on the devices where they are wanted, each shard straight to its own.
+
+    Before anything is computed with them: jax would put arrays of the host on one device, whole.
+    """
     new, old = named_leaves(params), named_leaves(wanted)
     if new.keys() != old.keys():
         name = min(new.keys() ^ old.keys())
         raise RolloutError(f"{name} is {'missing' if name in old else 'unknown to the model'}")
     for name, leaf in new.items():
-        got, want = ((x.shape, jnp.dtype(x.dtype).name) for x in (leaf, old[name]))
-        if got != want:
-            raise RolloutError(
-                f"{name} is {got[1]} {list(got[0])}, the model reads {want[1]} {list(want[0])}"
-            )
+        if leaf.shape != old[name].shape:
+            _refuse(name, leaf, old[name])
     return jax.tree.map(lambda x, y: jax.device_put(x, y.sharding), params, wanted)
+
+
+def _like(params: PyTree, wanted: PyTree) -> PyTree:
+    """The weights once they are cast: of the dtypes, and still in the places, that are wanted."""
+    old = named_leaves(wanted)
+    for name, leaf in named_leaves(params).items():
+        if jnp.dtype(leaf.dtype) != jnp.dtype(old[name].dtype):
+            _refuse(name, leaf, old[name])
+    return jax.tree.map(lambda x, y: jax.device_put(x, y.sharding), params, wanted)
+
+
+def _refuse(name: str, leaf: jax.Array, want: jax.ShapeDtypeStruct) -> NoReturn:
+    got, need = (f"{jnp.dtype(x.dtype).name} {list(x.shape)}" for x in (leaf, want))
+    raise RolloutError(f"{name} is {got}, the model reads {need}")

@@ -73,7 +73,8 @@ class Requests(NamedTuple):
     """A batch of B requests over P prompts, on the host.
 
     tokens: all prompts end to end, `lengths` [P] of each. prompt_row [B]: the prompt of each
-    request. sampling: settings of the B requests.
+    request. sampling: settings of the B requests. weights_fingerprint: what the weights must have,
+    "" for whatever they have.
     Source: ours.
     """
 
@@ -83,6 +84,7 @@ class Requests(NamedTuple):
     sampling: Sampling
     want_routing: bool = False
     request_id: str = ""
+    weights_fingerprint: str = ""
 
 
 class Responses(NamedTuple):
@@ -128,6 +130,7 @@ def pack_requests(requests: Requests) -> pb.GenerateRequest:
         prompt_row=_bytes(requests.prompt_row, "<i4"),
         want_routing=requests.want_routing,
         request_id=requests.request_id,
+        weights_fingerprint=requests.weights_fingerprint,
         **{
             name: _bytes(getattr(requests.sampling, name), dtype)
             for name, dtype in _SAMPLING.items()
@@ -163,8 +166,10 @@ def unpack_requests(message: pb.GenerateRequest) -> Requests:
     if (total := int(lengths.sum(dtype=np.int64))) != len(tokens):
         raise RolloutError(f"prompt_lengths add up to {total}, prompt_tokens has {len(tokens)}")
     fields["stop_ids"] = fields["stop_ids"].reshape(rows, MAX_STOP_IDS)
-    sampling = Sampling(**fields)
-    return Requests(tokens, lengths, row, sampling, message.want_routing, message.request_id)
+    return Requests(
+        tokens, lengths, row, Sampling(**fields), message.want_routing, message.request_id,
+        message.weights_fingerprint,
+    )  # fmt: skip
 
 
 def pack_responses(responses: Responses) -> pb.GenerateResponse:

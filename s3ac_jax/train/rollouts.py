@@ -16,6 +16,7 @@ from s3ac_jax.models.network import Network
 from s3ac_jax.rollout.backend import RolloutBackend
 from s3ac_jax.rollout.engine import Engine
 from s3ac_jax.rollout.local import LocalRollout
+from s3ac_jax.train.token_file import read_token
 
 # The servers may still read the last but one when the next is written.
 _KEPT_SETS = 2
@@ -59,7 +60,7 @@ def make_rollout(config: RunConfig, network: Network, stop_ids: tuple[int, ...])
         )
     try:
         # Not above: training alone needs neither gRPC nor an HTTP client.
-        from s3ac_jax.rollout.fleet import Timing
+        from s3ac_jax.rollout.fleet_server import Timing
         from s3ac_jax.rollout.openai import OpenAIRollout
         from s3ac_jax.rollout.remote import RemoteRollout
     except ImportError as error:
@@ -67,7 +68,7 @@ def make_rollout(config: RunConfig, network: Network, stop_ids: tuple[int, ...])
             f"rollout.backend={rollout.backend} needs more packages ({error}): "
             "pip install 's3ac-jax[serve]'"
         ) from error
-    token = _token(rollout.token_file) if rollout.token_file else None
+    token = read_token(rollout.token_file, "rollout.token_file") if rollout.token_file else None
     common = {
         **limits,
         "token": token,
@@ -131,13 +132,3 @@ class _Sets:
         while len(self._made) > _KEPT_SETS:
             shutil.rmtree(self._made.pop(0), ignore_errors=True)
         return str(path)
-
-
-def _token(path: str) -> str:
-    try:
-        token = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"rollout.token_file: {path} can't be read ({error})") from error
-    if not token or not token.isascii() or len(token.split()) > 1:
-        raise ValueError(f"rollout.token_file: {path} must hold one token, ASCII, without spaces")
-    return token

@@ -24,13 +24,14 @@ from s3ac_jax.parallel import mesh as parallel
 from s3ac_jax.rollout.backend import RolloutError, seeded_sampling
 from s3ac_jax.train.build import Role, make_actor
 from s3ac_jax.train.rollouts import make_engine
-from s3ac_jax.train.served import ServeError, Text, Weights, WeightsSource, make_text
+from s3ac_jax.train.served import LoadedWeights, ServeError, Text, WeightsSource, make_text
 from s3ac_jax.train.tasks import Task, make_task
+from s3ac_jax.train.token_file import read_token
 
 try:
     from s3ac_jax.rollout.driver import RolloutDriver
     from s3ac_jax.rollout.http_api import HttpApi, HttpServer
-    from s3ac_jax.rollout.http_request import Limits
+    from s3ac_jax.rollout.http_request import Served
     from s3ac_jax.rollout.metrics import Metrics
     from s3ac_jax.rollout.server import RolloutServer, check_exposure
     from s3ac_jax.rollout.sinks import WholeSink
@@ -44,7 +45,6 @@ except ImportError as error:
 
 # So many prompts times n in one HTTP request.
 _MOST_REQUESTS = 1024
-_TOKEN_CHARS = 4096
 _LOOK_SECONDS = 1.0
 
 
@@ -52,9 +52,11 @@ _LOOK_SECONDS = 1.0
 class Wanted:
     """What to serve and where. checkpoint, hf: paths; neither: the config's base policy.
 
-    http_port, metrics_port: 0 for none. tls_cert, tls_key, token_file: paths. max_pending:
-    responses that may wait for a slot. insecure: others than this machine may come without TLS and
-    token. max_prompt_tokens, max_response_tokens: of one request, the config's when 0.
+    http_port, metrics_port: 0 for none. metrics_host: of the latter, which has no token. tls_cert,
+    tls_key, token_file: paths. weights_root: the folder that updates by path may come from, None
+    for any. max_pending: responses that may wait for a slot. insecure: others than this machine may
+    come without TLS and token. max_prompt_tokens, max_response_tokens: of one request, the config's
+    when 0.
     Source: ours.
     """
 
@@ -63,10 +65,12 @@ class Wanted:
     host: str = "127.0.0.1"
     port: int = 9000
     http_port: int = 8000
+    metrics_host: str = "127.0.0.1"
     metrics_port: int = 0
     tls_cert: str | None = None
     tls_key: str | None = None
     token_file: str | None = None
+    weights_root: str | None = None
     max_pending: int = 4096
     insecure: bool = False
     max_prompt_tokens: int = 0
@@ -94,18 +98,20 @@ def serve(config: RunConfig, wanted: Wanted) -> None:
         except ValueError as error:
             raise ServeError(str(error)) from error
         _say(f"loading {wanted.checkpoint or wanted.hf or 'the base policy'}")
-        source = WeightsSource(config, role, mesh)
+        source = WeightsSource(config, role, mesh, wanted.weights_root)
         text, why_no_chat = make_text(task.tokenizer, wanted.hf, config.start.hf)
         with jax.set_mesh(mesh):
             driver, told = _driver(config, wanted, role, mesh, text, source)
         ends.callback(driver.stop)
-        _compile(driver, text)
+        _compile(driver)
         # Ends last, so that its clients are still told why the driver gave up.
-        http = HttpServer(_application(config, wanted, driver, text, locks))
+        metrics = Metrics(driver)
+        http = HttpServer(_application(config, wanted, driver, text, locks, metrics))
         ends.callback(http.stop)
         server = RolloutServer(
             driver, host=wanted.host, port=wanted.port, tls=locks.tls, token=locks.token,
-            insecure=wanted.insecure, metrics_port=wanted.metrics_port or None, tokenizer=text,
+            insecure=wanted.insecure, metrics_host=wanted.metrics_host,
+            metrics_port=wanted.metrics_port or None, metrics=metrics, tokenizer=text,
             bos_id=text.bos_id, load=source.any,
         )  # fmt: skip
         ends.callback(server.stop)
@@ -133,7 +139,12 @@ def _check(wanted: Wanted) -> _Locks:
     if wanted.tls_cert and wanted.tls_key:
         tls = wanted.tls_cert, wanted.tls_key
         context = _tls(*tls)
-    token = _token(wanted.token_file) if wanted.token_file else None
+    try:
+        token = read_token(wanted.token_file, "--token_file") if wanted.token_file else None
+    except ValueError as error:
+        raise ServeError(str(error)) from error
+    if wanted.weights_root and not Path(wanted.weights_root).is_dir():
+        raise ServeError(f"--weights_root: no folder {wanted.weights_root}")
     try:
         check_exposure(wanted.host, tls=tls is not None, token=token, insecure=wanted.insecure)
     except RolloutError as error:
@@ -147,7 +158,7 @@ def _check(wanted: Wanted) -> _Locks:
     for name, port in ports.items():
         if list(ports.values()).count(port) > 1:
             raise CommandLineError(f"--{name}={port} is given twice")
-        _check_free(wanted.host, port, name)
+        _check_free(wanted.metrics_host if name == "metrics_port" else wanted.host, port, name)
     return _Locks(tls, context, token)
 
 
@@ -161,19 +172,6 @@ def _tls(certificate: str, key: str) -> ssl.SSLContext:
             f"({error.strerror or error})"
         ) from error
     return context
-
-
-def _token(path: str) -> str:
-    try:
-        token = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ServeError(f"--token_file: {path} can't be read ({error})") from error
-    if not 0 < len(token) <= _TOKEN_CHARS or not token.isascii() or len(token.split()) > 1:
-        raise ServeError(
-            f"--token_file: {path} must hold one token, ASCII and without spaces; "
-            "openssl rand -hex 32 makes one"
-        )
-    return token
 
 
 def _check_free(host: str, port: int, name: str) -> None:
@@ -190,7 +188,7 @@ def _check_free(host: str, port: int, name: str) -> None:
         ) from error
 
 
-def _weights(source: WeightsSource, wanted: Wanted) -> Weights:
+def _weights(source: WeightsSource, wanted: Wanted) -> LoadedWeights:
     if wanted.checkpoint:
         return source.checkpoint(wanted.checkpoint)
     return source.hf(wanted.hf) if wanted.hf else source.base()
@@ -206,10 +204,7 @@ def _driver(
         make_engine(config, role.network, text.stop_ids), cache_tokens=prompt + response
     )
     weights = _weights(source, wanted)
-    store = ParamStore(
-        weights.params, weights.version, prepare=role.network.in_compute_dtype,
-        load=engine.load_params,
-    )  # fmt: skip
+    store = ParamStore.of(engine, weights.params, weights.version)
     slots = JetStreamEngine(
         engine, store, max_prompt_tokens=prompt, insert_batch=config.rollout.insert_batch,
         tokenizer=text, bos_id=text.bos_id, mesh=mesh,
@@ -218,13 +213,17 @@ def _driver(
     return RolloutDriver(slots, store, max_waiting=wanted.max_pending), told
 
 
-def _compile(driver: RolloutDriver, text: Text) -> None:
-    """One request of every width that prompts are padded to, so that no client waits for it."""
-    widths, start = driver.engine.prompt_widths, time.perf_counter()
+def _compile(driver: RolloutDriver) -> None:
+    """Requests of every width that prompts are padded to, so that no client waits for it."""
+    engine, start = driver.engine, time.perf_counter()
+    widths = engine.prompt_widths
     _say(f"compiling, for prompts of up to {', '.join(map(str, widths))} tokens")
-    sampling = seeded_sampling([0], temperature=1.0, max_tokens=1, stop_ids=text.stop_ids)
-    for width in widths:
+    # On a mesh what a step leaves lies differently from what it was given, at first: another
+    # program. Hence several steps, and the first width three times.
+    for width in (widths[0], widths[0], *widths):
         sink, length = WholeSink(1), np.array([width], np.int32)
+        tokens = min(3 * engine.steps, engine.cache_tokens - width)
+        sampling = seeded_sampling([0], temperature=1.0, max_tokens=tokens, stop_ids=())
         prompt = np.zeros(width, np.int32)
         driver.submit(Requests(prompt, length, np.zeros(1, np.int32), sampling), sink)
         sink.result()
@@ -232,18 +231,11 @@ def _compile(driver: RolloutDriver, text: Text) -> None:
 
 
 def _application(
-    config: RunConfig, wanted: Wanted, driver: RolloutDriver, text: Text, locks: _Locks
-) -> Any:
-    limits = Limits(
-        model=config.name,
-        vocab_size=driver.limits.vocab_size,
-        max_prompt_tokens=driver.limits.max_prompt_tokens,
-        cache_tokens=driver.limits.cache_tokens,
-        max_requests=min(_MOST_REQUESTS, wanted.max_pending),
-    )
-    return HttpApi(
-        driver, limits, text, token=locks.token, metrics=Metrics(driver).text
-    ).application()
+    config: RunConfig, wanted: Wanted, driver: RolloutDriver, text: Text, locks: _Locks,
+    metrics: Metrics,
+) -> Any:  # fmt: skip
+    served = Served(config.name, driver.limits, min(_MOST_REQUESTS, wanted.max_pending))
+    return HttpApi(driver, served, text, token=locks.token, metrics=metrics.text).application()
 
 
 def _announce(
@@ -256,11 +248,11 @@ def _announce(
         f"  {driver.engine.max_concurrent_decodes} slots, prompts of up to "
         f"{limits.max_prompt_tokens} tokens, with their responses up to {limits.cache_tokens}"
     )
-    host = f"[{wanted.host}]" if ":" in wanted.host else wanted.host
+    host = _shown(wanted.host)
     locked = "TLS" if wanted.tls_cert else "no TLS", "token" if wanted.token_file else "no token"
     _say(f"  gRPC     {host}:{server.port}   ({', '.join(locked)})")
     if server.metrics_port:
-        _say(f"  metrics  http://{host}:{server.metrics_port}/metrics")
+        _say(f"  metrics  http://{_shown(wanted.metrics_host)}:{server.metrics_port}/metrics")
     if http_port is None:
         return
     scheme = "https" if wanted.tls_cert else "http"
@@ -276,6 +268,10 @@ def _announce(
         f"try:\n  curl {url}{extra} -H 'Content-Type: application/json' "
         f"-d {shlex.quote(json.dumps(body))}"
     )
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _example(task: Task, text: Text, chat: bool) -> tuple[str, dict[str, Any]]:

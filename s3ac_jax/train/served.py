@@ -30,7 +30,7 @@ class ServeError(RunError):
     """A server that can't be started; the message is one line for the user. Source: ours."""
 
 
-class Weights(NamedTuple):
+class LoadedWeights(NamedTuple):
     """What is served. version: the tick of a run's checkpoint, 0 elsewhere. told: for people.
 
     Source: ours.
@@ -93,17 +93,19 @@ def make_text(tokenizer: Tokenizer, *folders: str | None) -> tuple[Text, str | N
 class WeightsSource:
     """Reads a policy's weights for one role's network onto one mesh.
 
+    root: the folder that updates may come from, None for all that can be read.
     Raises RunError, in one line, for anything that can't be read or is of another model.
     Source: ours: the same for the start of a server and for its later updates.
     """
 
-    def __init__(self, config: RunConfig, role: Role, mesh: Mesh):
+    def __init__(self, config: RunConfig, role: Role, mesh: Mesh, root: str | None = None):
         self._config, self._role, self._mesh = config, role, mesh
+        self._root = None if root is None else Path(root).resolve()
         network = role.network
         self._places = parallel.shardings(network.axes, network.abstract, mesh)
         self._needed = jax.eval_shape(network.in_compute_dtype, network.abstract)
 
-    def base(self) -> Weights:
+    def base(self) -> LoadedWeights:
         """The config's base policy. Source: ours."""
         config = self._config
         if config.start.hf:
@@ -115,18 +117,18 @@ class WeightsSource:
             )
         folder, network = policy_files.embedded_folder(), self._role.network
         params = policy_files.load_policies(folder, network, ("late",))["late"]
-        return Weights(self.place(params), 0, "the base policy that ships with the package")
+        return LoadedWeights(self.place(params), 0, "the base policy that ships with the package")
 
-    def hf(self, folder: str) -> Weights:
+    def hf(self, folder: str) -> LoadedWeights:
         """Weights of a Hugging Face folder; adapters of the config are fresh. Source: ours."""
         self._check(read_spec(folder), f"{folder}/config.json")
         params = load_params(folder, self._role.network, shardings=self._places, dtype=None)
         if self._config.model.lora is not None:
             key = keys.stage_key(self._config.seed, keys.ADAPTERS)
             params = params_of(fresh_learner(self._role, self._mesh, key, start=params))
-        return Weights(params, 0, folder)
+        return LoadedWeights(params, 0, folder)
 
-    def checkpoint(self, path: str) -> Weights:
+    def checkpoint(self, path: str) -> LoadedWeights:
         """The actor of a run (its newest checkpoint), of one checkpoint, or weights without a run.
 
         path: a run's workdir, its checkpoints folder, one step in there, or a folder that
@@ -141,14 +143,19 @@ class WeightsSource:
         if "model" not in _config_json(run):
             params, spec, _ = load_orbax(folder)
             self._check(spec, path)
-            return Weights(self.place(params), 0, path)
+            return LoadedWeights(self.place(params), 0, path)
         spec = spec_from_dict(_config_json(run)["model"], str(run / "config.json"))
         self._check(spec, str(run / "config.json"))
         params, tick = load_role(run / "checkpoints", "actor", step)
-        return Weights(self.place(params), tick, f"the actor of {run} at tick {tick}")
+        return LoadedWeights(self.place(params), tick, f"the actor of {run} at tick {tick}")
 
     def any(self, path: str) -> PyTree:
-        """The weights at a path that is one or the other. Source: ours."""
+        """The weights at a path that is one or the other, and under `root`. Source: ours."""
+        if self._root is not None and not Path(path).resolve().is_relative_to(self._root):
+            raise ServeError(
+                f"{path} is not in {self._root}, the only folder that this server takes weights "
+                "from (--weights_root)"
+            )
         if "model_type" in _config_json(Path(path)):
             return self.hf(path).params
         return self.checkpoint(path).params

@@ -17,6 +17,7 @@ HEAVY = {
     "ml_collections",
     "optax",
     "orbax",
+    "qwix",
     "rich",
     "safetensors",
     "tensorboardX",

@@ -160,6 +160,16 @@ def same_weights_and_gradients(one_device, four_devices):
         np.testing.assert_allclose(got[name], leaf, err_msg=name, **CLOSE)
 
 
+def keys_and_values_are_spread_by_rows_and_heads(four_devices):
+    # After two rollouts: a compiled step gives them back where it found them.
+    parts = four_devices["parts"]
+    mesh, cache = parts.config.mesh, parts.rollout._state.cache.kv
+    for leaf in jax.tree.leaves(cache):
+        rows, heads, *rest = leaf.shape
+        share = (rows // mesh.row_shards, heads // mesh.tensor, *rest)
+        assert leaf.sharding.shard_shape(leaf.shape) == share
+
+
 def weights_are_spread_and_moments_lie_beside_them(four_devices):
     parts = four_devices["parts"]
     tensor = parts.config.mesh.tensor > 1
@@ -190,6 +200,7 @@ def test_four_devices_give_what_one_gives():
         same_losses_and_metrics(one_device, four_devices)
         same_weights_and_gradients(one_device, four_devices)
         weights_are_spread_and_moments_lie_beside_them(four_devices)
+        keys_and_values_are_spread_by_rows_and_heads(four_devices)
         assert four_devices["recompiled"] == []
 
 

@@ -32,6 +32,7 @@ from s3ac_jax.rollout.sinks import EngineFailed
 from s3ac_jax.train import policies
 from s3ac_jax.train import serve as serving
 from s3ac_jax.train.build import build
+from s3ac_jax.train.served import WeightsSource
 from tests.integration import hf_runs, runs
 from tests.integration.servers import TINY, app, free_port, overrides, served
 
@@ -176,6 +177,19 @@ def test_weights_from_a_path_are_served_next(tiny, parts, tmp_path):
             send(tmp_path / "late", 9)
 
 
+def test_updates_come_from_one_folder_where_that_is_said(parts, tmp_path):
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    inside.mkdir()
+    save_orbax(runs.late_policy(parts), parts.config.model, None, inside / "late")
+    save_orbax(runs.late_policy(parts), parts.config.model, None, outside)
+    (inside / "link").symlink_to(outside)
+    source = WeightsSource(parts.config, parts.actor, parts.mesh, str(inside))
+    assert source.any(str(inside / "late")).keys() == runs.late_policy(parts).keys()
+    for path in (outside, inside / "link", inside / ".." / "outside", tmp_path / "inside2"):
+        with pytest.raises(RunError, match=r"is not in .*inside, .* \(--weights_root\)"):
+            source.any(str(path))
+
+
 def run_folder(path, parts, params):
     """A run's workdir as far as a server reads it: its config and its latest checkpoint."""
     path.mkdir()
@@ -277,7 +291,10 @@ def test_a_folder_is_talked_to_behind_tls_and_a_token(certificate, tmp_path):
         f"--hf={folder}", "--host=0.0.0.0",
         f"--tls_cert={certificate[0]}", f"--tls_key={certificate[1]}",
         f"--token_file={tmp_path / 'token'}", f"--metrics_port={metrics}",
+        f"--weights_root={tmp_path}",
     ) as server:  # fmt: skip
+        # Not at the host of the rest, which others can reach: it has no token.
+        assert f"  metrics  http://127.0.0.1:{metrics}/metrics" in server.lines
         tls = ssl.create_default_context(cafile=str(certificate[0]))
         allowed = {"Authorization": "Bearer open-sesame"}
         body = {
@@ -340,6 +357,7 @@ def test_what_cannot_be_served_is_told_in_one_line(parts, tmp_path):
     assert "both PEM" in refused({"tls_cert": "no.pem", "tls_key": "no.pem"})
     assert "one token" in refused({"token_file": str(tmp_path / "token")})
     assert "can't be read" in refused({"token_file": str(tmp_path / "no")})
+    assert "--weights_root: no folder" in refused({"weights_root": str(tmp_path / "no")})
     told = refused({"host": "0.0.0.0"})
     assert "TLS and a token" in told
     assert told.endswith("--tls_cert, --tls_key and --token_file, or --insecure")

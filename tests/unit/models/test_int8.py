@@ -31,16 +31,16 @@ SUMS = {
     "shared": {"gate": (0,), "up": (0,), "down": (0,)},
 }
 LINEAR = LinearAttentionSpec(key_heads=2, value_heads=4, key_dim=5, value_dim=3)
-EXPERTS = MoeSpec(num_experts=6, per_token=2, width=9, shared_width=7, dense_layers=(0,))
+EXPERTS = MoeSpec(num_experts=6, per_token=2, width=9, shared_width=7)
 HYBRID = tiny_spec(
-    num_layers=5, full_attention=(2, 4), linear_attention=LINEAR, moe=EXPERTS,
+    num_layers=4, full_attention=(1, 3), linear_attention=LINEAR, moe=EXPERTS,
     gated_attention=True, qk_norm=True, qkv_bias=False, tie_embeddings=False,
 )  # fmt: skip
 SPECS = {
     "qwen2": tiny_spec(num_layers=2),
     "hybrid": HYBRID,  # whose products of experts are blocked on CPU
-    "ragged": dataclasses.replace(HYBRID, moe=dataclasses.replace(EXPERTS, matmul="ragged")),
-    "dense": dataclasses.replace(HYBRID, moe=dataclasses.replace(EXPERTS, matmul="dense")),
+    "ragged": tiny_spec(num_layers=2, moe=dataclasses.replace(EXPERTS, matmul="ragged")),
+    "dense": tiny_spec(num_layers=2, moe=dataclasses.replace(EXPERTS, matmul="dense")),
     "adapted": tiny_spec(
         num_layers=3, lora=LoraSpec(rank=2, alpha=6.0, targets=("attn", "mlp"))
     ),
@@ -119,7 +119,7 @@ def said(rollout):
 def test_integers_are_the_nearest(shape, sums):
     w = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     w[..., 1] = 0.0  # an output that nothing leads to
-    w[..., 2] *= 1e-20
+    w[..., 2] *= 1e-10
     steps, want = nearest(w, sums)
     got = rounded(jnp.asarray(w), sums)
     assert got.values.dtype == jnp.int8
@@ -161,25 +161,27 @@ def test_which_weights_are_rounded(name):
             np.testing.assert_array_equal(got[key], leaf, err_msg=key)
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("sizes", [{}, {"scan_layers": True, "prefill_chunk": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [*((name, {}) for name in SPECS), ("qwen2", {"scan_layers": True, "prefill_chunk": 2})],
+    ids=str,
+)
 def test_the_sampler_is_the_model_of_the_rounded_weights(name, sizes):
     spec = SPECS[name]
     params = random_params(actor_network(spec), 3, std=0.3)
     if spec.linear_attention is not None:
-        assert {kind for layer in spec.kinds for kind in layer} == SUMS.keys() - {"shared"}
+        assert {kind for layer in spec.kinds for kind in layer} == {"attn", "linear_attn", "moe"}
     rollout = sampler(spec, params, weights="int8", **sizes).generate(PROMPTS, settings(11))
     by_hand = rounded_by_hand(params)
     got = np.concatenate(said(rollout))
-    np.testing.assert_allclose(
-        got, np.concatenate(teacher(spec, by_hand, rollout)), rtol=0, atol=1e-4
-    )
+    want = np.concatenate(teacher(spec, by_hand, rollout))
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
     # And not that of the others.
-    assert np.abs(got - np.concatenate(teacher(spec, params, rollout))).max() > 2e-3
+    assert np.abs(got - np.concatenate(teacher(spec, params, rollout))).max() > 1e-3
     if name == "qwen2":
         for n in range(3):
             want = logp_oracle(by_hand, spec, full(rollout, n))[PROMPTS.num_tokens[n] - 1 :]
-            np.testing.assert_allclose(said(rollout)[n], want, rtol=0, atol=1e-4)
+            np.testing.assert_allclose(said(rollout)[n], want, rtol=0, atol=1e-5)
 
 
 def test_the_fingerprint_is_that_of_the_weights_as_they_were_given():
@@ -204,23 +206,21 @@ def test_half_of_the_bytes_and_none_of_them_widened_for_long():
         dtype="bfloat16",
     )  # fmt: skip
     params = actor_network(spec).init(jax.random.key(0))
-    sizes, temporary = {}, {}
+    sizes = {}
     for weights in ("model", "int8"):
         engine = Engine(
             actor_network(spec), slots=4, cache_tokens=16, steps_per_dispatch=3, stop_ids=(),
-            weights=weights, scan_layers=True,
+            weights=weights,
         )  # fmt: skip
         loaded = engine.load_params(params)
         sizes[weights] = sum(
             bytes_of(loaded["layers"][block][name]) for block in ("attn", "mlp")
             for name in SUMS[block].keys() & loaded["layers"][block].keys()
         )  # fmt: skip
-        state = engine.init_decode_state(loaded)
-        compiled = Engine.generate.lower(engine, loaded, state).compile()
-        temporary[weights] = compiled.memory_analysis().temp_size_in_bytes
     # A scale of four bytes for 128 or 256 weights.
     assert 0.5 < sizes["int8"] / sizes["model"] < 0.52
-    assert temporary["int8"] < sizes["model"] / 2
+    compiled = Engine.generate.lower(engine, loaded, engine.init_decode_state(loaded)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < sizes["int8"]
 
 
 @pytest.mark.parametrize("name", ["qwen2", "hybrid", "ragged"])

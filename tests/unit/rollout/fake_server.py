@@ -44,18 +44,22 @@ def experts(tokens):
 class FakeServer:
     """faults: what the next Generate calls do instead of answering; see `_fault`.
 
-    spoil: what changes an answer. claims: the version that tokens are marked with.
-    seen: the names of the calls so far; batches: requests of each Generate that was answered.
+    push_fault, cheap_fault, pause_fault: status and text that these calls end with. push_slow:
+    seconds before the weights are read. spoil: what changes an answer. claims: the version that
+    tokens are marked with. seen: the names of the calls so far; asked: request ids; batches:
+    requests of each Generate that was answered.
     """
 
     def __init__(self, abstract, *, version=-1, fingerprint="none", slow=0.0, routing=True):
         self.abstract, self.slow, self.routing = abstract, slow, routing
         self.start_with = version, fingerprint
         self.faults = collections.deque()
-        self.seen, self.batches, self.aborted, self.metadata = [], [], set(), {}
+        self.seen, self.asked, self.batches, self.aborted, self.metadata = [], [], [], set(), {}
         self.claims = self.spoil = None
-        self.push_fault = None
+        self.push_fault = self.cheap_fault = self.pause_fault = None
+        self.push_slow = 0.0
         self.weights, self.mute = None, False
+        self.paused, self.is_live = False, True
         self.stopping = threading.Event()
         self.port = 0
         self.start()
@@ -95,14 +99,22 @@ class FakeServer:
         self.note("Stats", context)
         if self.mute:
             self.stopping.wait(5)
-        found = {"version": self.version, "fingerprint": self.fingerprint, "slots": 4}
+        found = {
+            "version": self.version, "fingerprint": self.fingerprint, "slots": 4,
+            "paused": self.paused, "is_live": self.is_live,
+        }  # fmt: skip
         return pb.StatsReply(json=json.dumps(found))
 
     def Generate(self, message, context):
         self.note("Generate", context)
         requests = unpack_requests(message)
+        self.asked.append(requests.request_id)
         if self.faults:
             self.fault(self.faults.popleft(), context)
+        if requests.weights_fingerprint != self.fingerprint:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "for other weights")
+        while self.paused and context.is_active() and not self.stopping.is_set():
+            time.sleep(0.005)
         starts = np.cumsum([0, *requests.lengths])
         made, sampling = [], requests.sampling
         until = time.monotonic() + self.slow
@@ -155,6 +167,8 @@ class FakeServer:
         self.path = message.path
         if message.path:
             self.fingerprint = message.fingerprint
+        elif self.cheap_fault:
+            context.abort(*self.cheap_fault)
         elif message.fingerprint != self.fingerprint:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "other weights")
         self.version = message.version
@@ -164,6 +178,7 @@ class FakeServer:
         self.note("PushWeights", context)
         if self.push_fault:
             context.abort(*self.push_fault)
+        self.stopping.wait(self.push_slow)
         try:
             manifest = read_manifest(next(messages).manifest)
             receiver = Receiver(manifest, self.abstract)
@@ -178,8 +193,12 @@ class FakeServer:
 
     def Pause(self, _, context):
         self.note("Pause", context)
+        if self.pause_fault:
+            context.abort(*self.pause_fault)
+        self.paused = True
         return pb.Empty()
 
     def Resume(self, _, context):
         self.note("Resume", context)
+        self.paused = False
         return pb.Empty()

@@ -18,11 +18,12 @@ from s3ac_jax.models.network import actor_network
 from s3ac_jax.models.spec import MoeSpec
 from s3ac_jax.parallel.mesh import MeshSpec, make_mesh, shardings
 from s3ac_jax.rollout.backend import RolloutError, Sampling, fingerprint_of
+from s3ac_jax.rollout.delivery import Delivery
 from s3ac_jax.rollout.driver import RolloutDriver
 from s3ac_jax.rollout.engine import Engine
 from s3ac_jax.rollout.jetstream import orchestrator
 from s3ac_jax.rollout.local import LocalRollout
-from s3ac_jax.rollout.requests import samples_of
+from s3ac_jax.rollout.requests import samples_of, to_jobs
 from s3ac_jax.rollout.sinks import (
     BadRequest,
     EngineFailed,
@@ -30,7 +31,8 @@ from s3ac_jax.rollout.sinks import (
     Stopped,
     WholeSink,
 )
-from s3ac_jax.rollout.slot_engine import RUNNING, Asked, JetStreamEngine, columns
+from s3ac_jax.rollout.slot_engine import RUNNING, JetStreamEngine, PromptWithSettings, columns
+from s3ac_jax.rollout.slots import Slots
 from s3ac_jax.rollout.store import ParamStore, WrongFingerprint
 from s3ac_jax.rollout.wire import ABORT, LENGTH
 from tests.helpers import logp_oracle, random_params, tiny_spec
@@ -106,7 +108,7 @@ def test_a_bare_loop_over_the_jetstream_engine_says_the_same():
     while waiting or owner:
         while waiting and free:
             row, slot = waiting.pop(0), free.pop()
-            asked = Asked(
+            asked = PromptWithSettings(
                 np.pad(prompt.tokens[row, : prompt.num_tokens[row]], (0, 3)),
                 Sampling(*(field[row : row + 1] for field in sampling)),
             )
@@ -245,6 +247,48 @@ def test_experts_are_those_that_the_local_loop_records(stopping):
         assert (piece.routing[:-1] >= 0).all()
         assert (piece.routing[-1] == -1).all()
     assert ask(driver, batch(*requests))[0].routing is None
+    # One that is cut off before it has a slot was asked for its prompt's experts all the same.
+    driver.pause()
+    sink = WholeSink(1)
+    driver.submit(batch(*requests, rows=[0], want_routing=True), sink).cancel()
+    (piece,) = sink.result(10)
+    assert piece.finish == ABORT
+    shape = (requests[0].num_tokens[0], *core.routing_shape)
+    np.testing.assert_array_equal(piece.routing, np.full(shape, -1))
+
+
+def test_experts_of_a_prompt_are_those_of_the_weights_that_read_it():
+    """Six samples and four slots: the last two begin under other weights, delivered late."""
+    network = actor_network(tiny_spec(num_layers=2, moe=MoeSpec(6, 2, width=7)))
+    core = Engine(
+        network, slots=4, cache_tokens=32, steps_per_dispatch=STEPS, stop_ids=(),
+        record_routing=True,
+    )  # fmt: skip
+    both = [random_params(network, seed, std=0.5) for seed in (0, 1)]
+    prompt, sampling = make_requests(1, 1)
+    want = []
+    for params in both:
+        room = LocalRollout(core, insert_batch=2, max_prompt_tokens=12, max_response_tokens=20)
+        room.update_weights(params, 7)
+        want.append(room.generate(prompt, sampling).routing[0, : prompt.num_tokens[0] - 1])
+    assert (want[0] != want[1]).any()
+    store = ParamStore.of(core, both[0], 7)
+    slots = Slots(JetStreamEngine(core, store, max_prompt_tokens=12, insert_batch=4), store)
+    sink = WholeSink(6)
+    ids = prompt.tokens[0, : prompt.num_tokens[0]]
+    slots.queue.extend(
+        to_jobs(some(prompt=ids, n=6, max_tokens=4)._replace(want_routing=True), sink)
+    )
+    made = []
+    while slots.queue or slots.busy.any():
+        slots.admit()
+        made.append(slots.step())
+        store.set(store.ready(both[1], 8))
+    delivery = Delivery(4, 32, 8, core.routing_shape)
+    for one in made:
+        delivery.take(one)
+    for number, piece in enumerate(sink.result(0)):
+        np.testing.assert_array_equal(piece.routing[: len(ids) - 1], want[number >= 4])
 
 
 def test_with_one_width_the_bits_are_the_local_loops(stopping):
@@ -440,6 +484,29 @@ def test_weights_that_gave_nan_leave_nothing_behind(stopping):
     same(ask(driver, requests), local_rollout(1))
 
 
+class NoisyEngine(NullEngine):
+    """Says NaN where there is no token."""
+
+    def generate(self, params, state):
+        state, result = super().generate(params, state)
+        nan = np.array(np.nan, np.float32).view(np.int32)
+        result.data[:, 3] = np.where(result.data[:, 1] > 0, 0, nan)
+        return state, result
+
+
+def test_nan_in_a_slot_of_nobody_keeps_nobody_out(stopping):
+    """A long response is under way; short ones beside it begin and end all the same."""
+    engine = NoisyEngine(4, cache_tokens=1 << 20)
+    driver = stopping(RolloutDriver(engine, ParamStore({"w": jax.numpy.zeros(1)}, 1)))
+    handle = driver.submit(some(max_tokens=1 << 19), WholeSink(1))
+    while driver.stats()["steps"] < 10:
+        time.sleep(0.001)
+    for _ in range(3):
+        assert len(ask(driver, some(), timeout=5)[0].tokens) == 20
+    assert driver.stats()["slots_busy"] == 1
+    handle.cancel()
+
+
 class SlowEngine(NullEngine):
     """An engine whose steps take a millisecond, so that things happen while it is at work."""
 
@@ -538,6 +605,72 @@ def test_pause_with_drain_finishes_what_is_in_the_slots(stopping):
     assert [set(piece.version.tolist()) for piece in sink.result(10)] == [{1}] * 4 + [{2}] * 2
 
 
+def test_a_drain_does_not_let_a_frozen_server_go_on(stopping):
+    driver, sink = stopping(slow_driver()), WholeSink(2)
+    driver.submit(long(2), sink)
+    while not driver.stats()["slots_busy"]:
+        time.sleep(0.001)
+    driver.pause()
+    steps = driver.stats()["steps"]
+    drained, frozen = driver.begin_pause(drain=True), driver.begin_pause()
+    assert frozen.result(5) is None
+    time.sleep(0.05)
+    assert driver.stats()["steps"] == steps
+    assert not drained.done()
+    # Once nothing is in the slots, it holds.
+    assert driver.abort() == 2
+    assert drained.result(5) is None
+    again = WholeSink(1)
+    driver.submit(long(1), again)
+    driver.resume()
+    while not driver.stats()["slots_busy"]:
+        time.sleep(0.001)
+    late = driver.begin_pause(drain=True)
+    driver.pause()
+    assert not late.done()
+    driver.resume()
+    with pytest.raises(RolloutError, match="resumed by somebody before the pause held"):
+        late.result(5)
+    assert len(again.result(10)[0].tokens) == 400
+
+
+def test_a_frozen_server_that_is_to_be_drained_rests(stopping):
+    driver = stopping(slow_driver())
+    driver.submit(long(2), WholeSink(2))
+    while not driver.stats()["slots_busy"]:
+        time.sleep(0.001)
+    driver.pause()
+    driver.begin_pause(drain=True)
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.1
+
+
+def test_requests_for_other_weights_are_refused(stopping):
+    driver = stopping(slow_driver())
+    found = driver.stats()["fingerprint"]
+    assert len(ask(driver, some()._replace(weights_fingerprint=found))) == 1
+    with pytest.raises(WrongFingerprint, match=rf"version 1 here have .*{found}.* is for abcd1234"):
+        ask(driver, some()._replace(weights_fingerprint="abcd1234"))
+    assert driver.stats()["requests"]["refused"] == 1
+    assert driver.submit(some(), WholeSink(1)).version == 1
+
+
+def test_weights_of_the_host_go_straight_to_their_shards():
+    mesh, seen = make_mesh(MeshSpec(fsdp=2)), []
+    places = shardings(NETWORK.axes, NETWORK.abstract, mesh)
+
+    def prepare(params):
+        seen.append(jax.tree.map(lambda leaf: leaf.sharding, params))
+        return NETWORK.in_compute_dtype(params)
+
+    store = ParamStore(jax.device_put(weights(0), places), 1, prepare=prepare)
+    new = store.ready(jax.tree.map(np.asarray, weights(1)), 2)
+    assert seen == [places, places]
+    assert new.fingerprint == fingerprint_of(weights(1))
+
+
 def test_the_queue_has_an_end(stopping):
     driver, sink = stopping(slow_driver(max_waiting=8)), WholeSink(8)
     driver.pause()
@@ -562,9 +695,17 @@ def test_the_queue_has_an_end(stopping):
         (some(max_tokens=-1), r"request 0: max_tokens must be in 1..29, got -1"),
         (some(max_tokens=0), r"request 0: max_tokens must be in 1..29, got 0"),
         (some(3, max_tokens=[3, 30, 4]), r"request 1: max_tokens must be in 1..29, got 30"),
-        (some(2, temperature=[1, np.nan]), "request 1: temperature must be a finite"),
-        (some(temperature=-0.5), "request 0: temperature must be a finite"),
-        (some(temperature=np.inf), "request 0: temperature must be a finite"),
+        (
+            some(2, temperature=[1, np.nan]),
+            "request 1: temperature must be 0 or in 0.001..100, got",
+        ),
+        (some(temperature=-0.5), "request 0: temperature must be 0 or in 0.001..100, got"),
+        (some(temperature=np.inf), "request 0: temperature must be 0 or in 0.001..100, got"),
+        (some(temperature=1e-4), "request 0: temperature must be 0 or in 0.001..100, got 9.99"),
+        (
+            some(2, temperature=[1, 200]),
+            "request 1: temperature must be 0 or in 0.001..100, got 200",
+        ),
         (some(top_p=0.0), "request 0: top_p must be above 0 and at most 1, got 0.0"),
         (some(top_p=np.nan), "request 0: top_p must be"),
         (some(top_k=-1), "request 0: top_k must be >= 0, got -1"),

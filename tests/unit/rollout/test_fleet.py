@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from s3ac_jax.rollout.backend import RolloutError
-from s3ac_jax.rollout.fleet import Fleet, Timing, Verdict
+from s3ac_jax.rollout.fleet import Fleet
+from s3ac_jax.rollout.fleet_server import State, Timing
+from s3ac_jax.rollout.server_link import Verdict
 
 QUICK = Timing(patience=2.0, retry=(0.001, 0.01), beat=0.05, tries=50)
 
@@ -106,7 +108,7 @@ class ChanceLink:
     def abort(self, works):
         pass
 
-    def verdict(self, error):
+    def verdict(self, error, call):
         return error.args[0], error.args[0].name
 
 
@@ -224,7 +226,7 @@ def test_pieces_are_spread():
     wait(lambda: all(link.checks for link in links))
     for link in links:
         link.checks[0].set_result(True)
-    wait(lambda: all(server.error == "answers" for server in fleet.servers))
+    wait(lambda: all(server.state is State.READY for server in fleet.servers))
     fleet.resume()
     wait(lambda: [len(link.open) for link in links] == [2, 2])
     for link in links:

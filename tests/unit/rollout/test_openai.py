@@ -1,6 +1,8 @@
 """OpenAIRollout against endpoints that answer as the real ones do, out of a table."""
 
 import functools
+import subprocess
+import sys
 import threading
 import time
 
@@ -10,7 +12,7 @@ import pytest
 pytest.importorskip("aiohttp")
 from s3ac_jax.core.types import Prompt
 from s3ac_jax.rollout.backend import MAX_STOP_IDS, RolloutError, Sampling
-from s3ac_jax.rollout.fleet import Timing
+from s3ac_jax.rollout.fleet_server import Timing
 from s3ac_jax.rollout.openai import OpenAIRollout
 from tests.unit.rollout.fake_http import FakeEndpoint
 
@@ -454,8 +456,7 @@ def test_close_ends_a_call_and_all_threads(endpoints):
     timer.join()
     with pytest.raises(RolloutError, match="closed"):
         rollout.generate(PROMPTS, settings())
-    with pytest.raises(RolloutError, match="closed"):
-        rollout.stats()
+    assert "closed" in rollout.stats()["servers"][endpoint.address]["error"]
     rollout.close()
     assert set(threading.enumerate()) <= before
 
@@ -472,3 +473,72 @@ def test_messages(rollouts):
         rollouts(["a:1"], flavour="vllm", export=None).generate(
             PROMPTS, settings(max_tokens=np.full(ROWS, 7))
         )
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "openai import OpenAIRollout; kept = OpenAIRollout(['a:1'], 'vllm', vocab_size=9, ",
+        "remote import RemoteRollout; kept = RemoteRollout(['a:1'], network=network, ",
+    ],
+)
+def test_a_process_that_forgets_to_close_ends(made):
+    pytest.importorskip("grpc")
+    code = (
+        "from tests.helpers import tiny_spec\n"
+        "from s3ac_jax.models.network import actor_network\n"
+        "network = actor_network(tiny_spec())\n"
+        f"from s3ac_jax.rollout.{made} max_prompt_tokens=1, max_response_tokens=1)\n"
+        "raise SystemExit(7)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], timeout=60, stderr=subprocess.PIPE, text=True
+    )
+    assert ended.returncode == 7
+    assert "Traceback" not in ended.stderr
+
+
+def test_no_token_travels_in_clear(rollouts):
+    for address in ("http://10.0.0.7:8000", "host.example:8000"):
+        with pytest.raises(RolloutError, match="in clear: use https://"):
+            rollouts([address], flavour="vllm", token="abc")
+    rollouts(["https://host.example:8000", "localhost:80"], flavour="vllm", token="abc")
+    rollouts(["http://10.0.0.7:8000"], flavour="vllm")
+
+
+def test_a_refused_pause_is_an_error(endpoints, rollouts):
+    good, bad, dead = endpoints("vllm", 3)
+    lines = []
+    rollout = rollouts([good, bad, dead], export=None, notice=lines.append)
+    dead.stop()
+    bad.control["/pause"] = (401, {})
+    with pytest.raises(RolloutError, match=f"did not pause .{bad.address}: /pause.*HTTP 401"):
+        rollout.pause()
+    assert ("POST", "/pause?mode=keep", None) in good.calls
+    del bad.control["/pause"]
+    rollout.pause()
+    assert f"rollout server {dead.address} did not pause: " in lines[0]
+    rollout.close()  # and none is left paused
+    assert good.calls[-1] == bad.calls[-1] == ("POST", "/resume", None)
+
+
+def test_people_hear_of_servers_that_are_away(endpoints, rollouts):
+    lines = []
+    loud = Timing(patience=1.0, retry=(0.02, 0.1), notice=(0.1, 0.2))
+    rollout = rollouts(
+        ["127.0.0.1:9"], flavour="vllm", export=None, timing=loud, notice=lines.append
+    )
+    with pytest.raises(RolloutError, match="no rollout server"):
+        rollout.generate(PROMPTS, settings())
+    assert 3 <= len(lines) <= 6
+    assert "waiting for a rollout server (1 s at most): 127.0.0.1:9: /health: " in lines[0]
+
+
+def test_a_server_that_only_says_it_is_busy_holds_up_nobody(kind, endpoints, rollouts):
+    good, bad = endpoints(kind, 2)
+    look = {"vllm": "/health", "sglang": "/get_model_info"}[kind]
+    bad.control[look] = (503, {"error": "the engine is dead"})
+    rollout = rollouts([good, bad])
+    rollout.update_weights("p", 4)
+    check(rollout.generate(PROMPTS, settings()), 4)
+    assert not bad.bodies

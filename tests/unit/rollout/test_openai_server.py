@@ -6,7 +6,8 @@ import pytest
 pytest.importorskip("aiohttp")
 pytest.importorskip("jetstream")
 from s3ac_jax.rollout.http_api import HttpApi, HttpServer
-from s3ac_jax.rollout.http_request import Limits
+from s3ac_jax.rollout.http_request import Served
+from s3ac_jax.rollout.limits import Limits
 from s3ac_jax.rollout.openai import OpenAIRollout
 from tests.unit.rollout.serving import (
     CACHE_TOKENS,
@@ -23,8 +24,8 @@ from tests.unit.rollout.serving import (
 @pytest.fixture
 def address():
     driver = make_driver(weights(0))
-    limits = Limits("tiny", SPEC.vocab_size, PROMPT_TOKENS, CACHE_TOKENS, 64)
-    server = HttpServer(HttpApi(driver, limits, None, token="abc").application())
+    served = Served("tiny", Limits(SPEC.vocab_size, PROMPT_TOKENS, CACHE_TOKENS), 64)
+    server = HttpServer(HttpApi(driver, served, None, token="abc").application())
     yield f"127.0.0.1:{server.start('127.0.0.1', 0)}"
     server.stop()
     driver.stop()

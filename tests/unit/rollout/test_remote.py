@@ -16,7 +16,7 @@ from s3ac_jax.models.network import actor_network
 from s3ac_jax.models.spec import MoeSpec
 from s3ac_jax.rollout import rollout_pb2 as pb
 from s3ac_jax.rollout.backend import MAX_STOP_IDS, RolloutError, Sampling, fingerprint_of
-from s3ac_jax.rollout.fleet import Timing
+from s3ac_jax.rollout.fleet_server import Timing
 from s3ac_jax.rollout.remote import RemoteRollout
 from tests.helpers import random_params, tiny_spec
 from tests.unit.rollout.fake_server import VOCAB, FakeServer, experts, response
@@ -508,3 +508,270 @@ def test_limits_are_named(servers, remote):
     with pytest.raises(ValueError, match=r"max_tokens must be in 1\.\.9"):
         client.generate(prompts(1), settings(1, max_tokens=np.array([10])))
     assert "Generate" not in server.seen
+
+
+LOUD = Timing(patience=1.0, retry=(0.02, 0.1), beat=0.3, notice=(0.1, 0.2), tries=5)
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_server_whose_engine_failed_is_done_without(servers, remote, says_so):
+    good, bad = servers(2, slow=0.03)
+    client = remote([good, bad], max_in_flight=4)
+    client.update_weights(PARAMS, 5)
+    bad.is_live = not says_so
+    bad.faults.extend([grpc.StatusCode.INTERNAL] * 1000)
+    run(client, 60, samples=1)
+    # What it has failed is not given back to it, however idle it is.
+    assert len(set(bad.asked)) == len(bad.asked) > 0
+    bad.seen.clear()
+    if says_so:
+        client.update_weights(random_params(NETWORK, 1), 6)
+        assert set(bad.seen) == {"Stats"}
+        assert good.version == 6
+        alone = remote([bad])
+        with pytest.raises(RolloutError, match=r"for 1 s .*its engine has failed: restart it"):
+            alone.update_weights(PARAMS, 5)
+
+
+def test_a_server_left_paused_is_named(servers, remote):
+    (server,) = servers(1)
+    server.paused = True
+    lines = []
+    client = remote([server], timing=LOUD, notice=lines.append)
+    with pytest.raises(RolloutError, match=f"{server.address}: somebody has paused it: resume"):
+        client.update_weights(PARAMS, 5)
+    assert server.seen.count("PushWeights") == 0
+    assert f"waiting for a rollout server (1 s at most): {server.address}: somebody" in lines[0]
+    threading.Timer(0.4, lambda: setattr(server, "paused", False)).start()
+    client.update_weights(PARAMS, 5)
+    server.paused = True
+    with pytest.raises(RolloutError, match="somebody has paused it"):
+        client.generate(prompts(4), settings(4))
+    server.paused = False
+    run(client)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_pause_by_somebody_in_the_middle(servers, remote, count):
+    server, *others = servers(count, slow=0.1)
+    client = remote([server, *others], max_in_flight=4)
+    client.update_weights(PARAMS, 5)
+    threading.Timer(0.05, lambda: setattr(server, "paused", True)).start()
+    if not others:  # what it has stays with it
+        threading.Timer(0.8, lambda: setattr(server, "paused", False)).start()
+    run(client, 24, samples=1)
+    assert client.stats()["lost_servers"] == 0
+    assert server.paused == bool(others)
+
+
+def test_a_resume_that_did_not_arrive_is_made_up_for(servers, remote):
+    (server,) = servers(1)
+    lines = []
+    client = remote([server], notice=lines.append)
+    client.update_weights(PARAMS, 5)
+    client.pause()
+    server.stop()
+    client.resume()
+    assert f"rollout server {server.address} did not resume: UNAVAILABLE" in lines[0]
+    server.start()
+    assert server.paused
+    run(client)
+    assert not server.paused
+
+
+def test_no_server_is_left_paused(servers, remote):
+    (server,) = servers(1)
+    client = remote([server])
+    client.pause()
+    client.close()
+    assert not server.paused
+    client.close()
+
+
+def test_a_refused_pause_is_an_error(servers, remote):
+    good, bad, dead = servers(3)
+    lines = []
+    client = remote([good, bad, dead], notice=lines.append)
+    dead.stop()
+    bad.pause_fault = grpc.StatusCode.UNAUTHENTICATED, "no"
+    with pytest.raises(RolloutError, match=f"did not pause .{bad.address}: UNAUTHENTICATED no.$"):
+        client.pause()
+    assert good.paused
+    bad.pause_fault = None
+    client.pause()
+    assert f"rollout server {dead.address} did not pause: UNAVAILABLE" in lines[0]
+
+
+def test_after_close_there_are_statistics(servers, remote):
+    (server,) = servers(1)
+    client = remote([server])
+    client.update_weights(PARAMS, 5)
+    run(client)
+    client.close()
+    stats = client.stats()
+    assert (stats["requests"], stats["version"]) == (36, 5)
+    assert "closed" in stats["servers"][server.address]["error"]
+    with pytest.raises(RolloutError, match="closed"):
+        client.pause()
+
+
+def test_what_somebody_else_aborts_is_asked_for_again(servers, remote):
+    (server,) = servers(1)
+    client = remote([server])
+    client.update_weights(PARAMS, 5)
+    left = [1, 0, 1]
+
+    def spoil(made):
+        aborted = made.finish * 0 + 2
+        return made._replace(finish=aborted) if left and left.pop() else made
+
+    server.spoil = spoil
+    run(client)
+    assert client.stats()["retries"] == 2
+    server.spoil = lambda made: made._replace(finish=made.finish * 0 + 2)
+    with pytest.raises(RolloutError, match=r"failed 5 times.*somebody else has aborted"):
+        client.generate(prompts(2), settings(2))
+
+
+def test_another_trainer_with_the_same_version(servers, remote, monkeypatch):
+    monkeypatch.setattr("s3ac_jax.rollout.fleet._RECENT_S", 60.0)  # no look before the work
+    (server,) = servers(1)
+    ours, theirs = remote([server]), remote([server])
+    ours.update_weights(PARAMS, 5)
+    theirs.update_weights(random_params(NETWORK, 1), 5)
+    server.seen.clear()
+    run(ours)
+    assert server.seen[0] == "Generate"  # refused, for it names the weights that it is for
+    assert "PushWeights" in server.seen
+    assert server.fingerprint == FINGERPRINT
+
+
+def test_weights_that_are_others_than_it_said_are_sent_whole(servers, remote):
+    (server,) = servers(1, version=4, fingerprint=FINGERPRINT)
+    server.cheap_fault = grpc.StatusCode.FAILED_PRECONDITION, "others"
+    remote([server]).update_weights(PARAMS, 5)
+    assert server.seen == ["Stats", "UpdateWeights", "Stats", "PushWeights"]
+
+
+@pytest.mark.parametrize("address", ["10.0.0.7:9000", "host.example:9000", "dns:///10.0.0.7:1"])
+def test_no_token_travels_in_clear(remote, address):
+    with pytest.raises(RolloutError, match=r"in clear: set rollout\.tls_ca"):
+        remote([address], token="abc")
+    remote([address])
+    remote(["localhost:9000", "[::1]:9000"], token="abc")
+
+
+def test_people_hear_of_servers_that_are_away(remote):
+    lines = []
+    client = remote(["127.0.0.1:9"], timing=LOUD, notice=lines.append)
+    with pytest.raises(RolloutError, match="no rollout server"):
+        client.update_weights(PARAMS, 0)
+    assert 3 <= len(lines) <= 6
+    for line in lines:
+        assert line.startswith("waiting for a rollout server (1 s at most): 127.0.0.1:9: UNAVAIL")
+        assert "\n" not in line
+
+
+def test_people_hear_on_stderr_unless_told_otherwise(remote, capsys):
+    with pytest.raises(RolloutError, match="no rollout server"):
+        remote(["127.0.0.1:9"], timing=LOUD).update_weights(PARAMS, 0)
+    assert "waiting for a rollout server" in capsys.readouterr().err
+
+
+def test_people_hear_of_weights_that_are_waited_for(servers, remote):
+    (server,) = servers(1, version=4)
+    server.push_slow = 0.7
+    lines = []
+    remote([server], timing=LOUD, notice=lines.append).update_weights(PARAMS, 5)
+    assert f"waiting for a rollout server: {server.address}: takes in the weights" in lines[0]
+
+
+def test_people_hear_of_one_that_is_lost_and_comes_back(servers, remote):
+    one, two = servers(2, slow=0.05)
+    lines = []
+    client = remote([one, two], max_in_flight=4, timing=LOUD, notice=lines.append)
+    client.update_weights(PARAMS, 5)
+    run(client)
+    assert lines == []
+    two.stop()
+    run(client, 60, samples=1)
+    assert f"rollouts go on without some servers: {two.address}: UNAVAILABLE" in lines[0]
+    two.start()
+    run(client, 60, samples=1)
+    assert lines[-1] == f"rollout server {two.address} is there again"
+
+
+def test_a_server_that_stops_taking_weights_is_left(servers, remote, monkeypatch):
+    monkeypatch.setattr("s3ac_jax.rollout.link._STALL_S", 0.3)
+    monkeypatch.setattr(
+        "s3ac_jax.rollout.link.chunks", lambda params, manifest: iter([bytes(3 << 20)] * 40)
+    )
+    good, bad = servers(2, version=4, fingerprint=FINGERPRINT)
+    bad.fingerprint = bad.start_with = "other"
+    bad.push_slow = 30.0
+    client = remote([good, bad])
+    began = time.monotonic()
+    client.update_weights(PARAMS, 5)
+    assert 0.3 < time.monotonic() - began < 6
+    assert "takes no more of the weights" in client._fleet.servers[1].says()
+    bad.push_slow = 0.0
+    monkeypatch.undo()
+    client.update_weights(PARAMS, 6)
+    assert bad.version == 6  # it is looked at again
+
+
+def test_a_server_that_hangs_with_new_weights_is_left(servers, remote, monkeypatch):
+    monkeypatch.setattr("s3ac_jax.rollout.link._CHECK_S", 0.2)
+    good, bad = servers(2)
+    client = remote([good, bad])
+    client.update_weights(PARAMS, 5)
+    bad.push_slow = 30.0
+    threading.Timer(0.2, lambda: setattr(bad, "mute", True)).start()
+    began = time.monotonic()
+    client.update_weights(random_params(NETWORK, 1), 6)
+    assert 0.5 < time.monotonic() - began < 6
+    assert good.version == 6
+    run(client, version=6)
+
+
+def test_weights_that_cannot_be_read_are_our_own_fault(servers, remote, monkeypatch):
+    def broken(params, manifest):
+        yield b"abc"
+        raise RuntimeError("Array has been\ndeleted.")
+
+    monkeypatch.setattr("s3ac_jax.rollout.link.chunks", broken)
+    (server,) = servers(1)
+    with pytest.raises(RolloutError, match=r"can't be sent: RuntimeError: Array has been deleted"):
+        remote([server]).update_weights(PARAMS, 5)
+    assert server.seen == ["Stats", "PushWeights"]
+
+
+def test_one_of_two_refuses_later(servers, remote):
+    one, two = servers(2)
+    lines = []
+    client = remote([one, two], timing=LOUD, notice=lines.append)
+    client.update_weights(PARAMS, 5)
+    two.push_fault = grpc.StatusCode.INVALID_ARGUMENT, "embed has shape [1], the model needs"
+    client.update_weights(random_params(NETWORK, 1), 6)
+    run(client, version=6)
+    assert (one.version, two.version) == (6, 5)
+    one.push_fault = two.push_fault
+    with pytest.raises(RolloutError, match=r"embed has shape \[1\]"):
+        client.update_weights(PARAMS, 7)
+    # One that has never worked has been started wrongly.
+    good, bad = servers(2)
+    bad.push_fault = one.push_fault
+    with pytest.raises(RolloutError, match=f"{bad.address}: INVALID_ARGUMENT embed"):
+        remote([good, bad]).update_weights(PARAMS, 5)
+
+
+@pytest.mark.parametrize("code", ["RESOURCE_EXHAUSTED", "INTERNAL"])
+def test_one_of_two_has_no_room_for_the_weights(servers, remote, code):
+    one, two = servers(2)
+    two.push_fault = grpc.StatusCode[code], "no room"
+    client = remote([one, two])
+    client.update_weights(PARAMS, 5)
+    assert two.seen.count("PushWeights") == 3
+    run(client)
+    with pytest.raises(RolloutError, match=f"{two.address}: {code} no room"):
+        remote([two]).update_weights(PARAMS, 5)

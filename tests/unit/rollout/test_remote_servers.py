@@ -1,5 +1,6 @@
 """RemoteRollout with real rollout servers: as if there were none, whatever befalls them."""
 
+import contextlib
 import threading
 import time
 
@@ -16,7 +17,7 @@ from s3ac_jax.rollout import link, weights_wire
 from s3ac_jax.rollout.backend import RolloutError, fingerprint_of
 from s3ac_jax.rollout.driver import RolloutDriver
 from s3ac_jax.rollout.engine import Engine
-from s3ac_jax.rollout.fleet import Timing
+from s3ac_jax.rollout.fleet_server import Timing
 from s3ac_jax.rollout.local import LocalRollout
 from s3ac_jax.rollout.remote import RemoteRollout
 from s3ac_jax.rollout.server import RolloutServer
@@ -159,14 +160,27 @@ def test_another_model_is_named(servers, remote):
         remote(servers(1), wider).update_weights(random_params(wider, 0), 0)
 
 
-def test_experts_come_with_the_tokens(remote):
-    moe = MoeSpec(num_experts=6, per_token=2, width=7, dense_layers=(1,))
-    network = actor_network(tiny_spec(num_layers=3, moe=moe))
+MOE = MoeSpec(num_experts=6, per_token=2, width=7, dense_layers=(1,))
+EXPERTS = actor_network(tiny_spec(num_layers=3, moe=MOE))
+
+
+@pytest.fixture
+def recording():
+    """A server that records experts, and its engine."""
     engine = Engine(
-        network, slots=4, cache_tokens=PROMPT_TOKENS + RESPONSE_TOKENS, steps_per_dispatch=4,
+        EXPERTS, slots=4, cache_tokens=PROMPT_TOKENS + RESPONSE_TOKENS, steps_per_dispatch=4,
         stop_ids=(1, 5), record_routing=True,
     )  # fmt: skip
-    params = random_params(network, 0, std=0.3)
+    store = ParamStore(random_params(EXPERTS, 1), 0, prepare=EXPERTS.in_compute_dtype)
+    slots = JetStreamEngine(engine, store, max_prompt_tokens=PROMPT_TOKENS, insert_batch=4)
+    server = RolloutServer(RolloutDriver(slots, store))
+    yield server, engine
+    server.stop()
+
+
+def test_experts_come_with_the_tokens(remote, recording):
+    server, engine = recording
+    params = random_params(EXPERTS, 0, std=0.3)
     prompt, sampling = make_requests(2, 8)
     prompt = jax.tree.map(lambda leaf: np.repeat(leaf[:4], 2, axis=0), prompt)
     local = LocalRollout(
@@ -175,19 +189,47 @@ def test_experts_come_with_the_tokens(remote):
     )  # fmt: skip
     local.update_weights(params, 7)
     want = local.generate(prompt, sampling)
-    store = ParamStore(random_params(network, 1), 0, prepare=network.in_compute_dtype)
-    slots = JetStreamEngine(engine, store, max_prompt_tokens=PROMPT_TOKENS, insert_batch=4)
-    server = RolloutServer(RolloutDriver(slots, store))
-    try:
-        client = remote([server], network, record_routing=True)
-        client.update_weights(params, 7)
-        got = client.generate(prompt, sampling)
-        same(got, want)
-        np.testing.assert_array_equal(got.routing, want.routing)
-        assert (got.routing >= 0).any()
-        assert client.generate(prompt, sampling, keep_routing=False).routing is None
-    finally:
-        server.stop()
+    client = remote([server], EXPERTS, record_routing=True)
+    client.update_weights(params, 7)
+    got = client.generate(prompt, sampling)
+    same(got, want)
+    np.testing.assert_array_equal(got.routing, want.routing)
+    assert (got.routing >= 0).any()
+    assert client.generate(prompt, sampling, keep_routing=False).routing is None
+
+
+def test_an_abort_with_experts(remote, recording):
+    server, _ = recording
+    client = remote([server], EXPERTS, record_routing=True, max_in_flight=64)
+    client.update_weights(random_params(EXPERTS, 0, std=0.3), 7)
+    prompt, sampling = make_requests(2, stops=(), max_tokens=RESPONSE_TOKENS)
+    client.generate(prompt, sampling)  # compiled by now
+    server._driver.pause()
+
+    def some_then_abort():
+        while not server._driver.stats()["waiting"]:
+            time.sleep(0.001)
+        seen = server._driver.stats()["response_tokens"]
+        server._driver.resume()
+        while server._driver.stats()["response_tokens"] == seen:
+            time.sleep(0.001)
+        client.abort()
+
+    aborter = threading.Thread(target=some_then_abort)
+    aborter.start()
+    made = client.generate(prompt, sampling)
+    aborter.join()
+    assert made.aborted.any()
+    unbegun = made.num_tokens == 0
+    assert unbegun.any()  # four slots for 64 requests: most never got one
+    assert (made.routing[unbegun] == -1).all()
+    begun = ~unbegun & ~made.aborted | (made.num_tokens > 1)
+    for row in np.flatnonzero(begun):
+        whole = prompt.num_tokens[row] + made.num_tokens[row]
+        assert (made.routing[row, : whole - 1] >= 0).all()
+        assert (made.routing[row, whole:] == -1).all()
+    again = client.generate(prompt, sampling)
+    assert again.aborted is None
 
 
 def test_abort_and_pause_reach_the_server(servers, remote):
@@ -201,6 +243,82 @@ def test_abort_and_pause_reach_the_server(servers, remote):
     assert made.aborted.all()
     assert made.num_tokens.sum() == 0
     same(client.generate(*make_requests(0)), local_rollout(0))
+
+
+def test_a_server_whose_engine_fails_midway_is_done_without(servers, remote, monkeypatch):
+    one, two = servers(2)
+    client = remote([one, two], max_in_flight=8)
+    client.update_weights(weights(0), 7)
+
+    def fail(*_):
+        raise RuntimeError("out of\nmemory")
+
+    monkeypatch.setattr(two._driver._slots, "step", fail)
+    same(client.generate(*make_requests(0)), local_rollout(0))
+    found = client.stats()["servers"]
+    assert not found[f"127.0.0.1:{two.port}"]["is_live"]  # its process lives
+    client.update_weights(weights(1), 8)
+    assert (client.generate(*make_requests(0)).version.max(axis=1) == 8).all()
+    alone = remote([two], timing=Timing(patience=0.5, retry=(0.05, 0.5)))
+    with pytest.raises(RolloutError, match="its engine has failed: restart it"):
+        alone.update_weights(weights(0), 7)
+
+
+def test_a_server_left_paused_is_named(servers, remote):
+    (server,) = servers(1)
+    gone = remote([server])
+    gone.pause()
+    lines = []
+    timing = Timing(patience=0.5, retry=(0.05, 0.1), notice=(0.1, 0.2))
+    client = remote([server], timing=timing, notice=lines.append)
+    with pytest.raises(RolloutError, match="somebody has paused it: resume or restart it"):
+        client.update_weights(weights(0), 7)
+    assert "somebody has paused it" in lines[0]
+    gone.close()  # which resumes
+    client.update_weights(weights(0), 7)
+    same(client.generate(*make_requests(0)), local_rollout(0))
+
+
+def test_a_pause_while_weights_are_waited_for(servers, remote):
+    (server,) = servers(1)
+    other = remote([server])
+    other.update_weights(weights(1), 3)
+
+    def work():
+        with contextlib.suppress(RolloutError):  # those that had no slot when the weights changed
+            other.generate(*make_requests(1))
+
+    working = threading.Thread(target=work)
+    lines = []
+    timing = Timing(patience=20.0, retry=(0.05, 0.1), notice=(0.1, 0.2))
+    client = remote([server], timing=timing, notice=lines.append)
+    working.start()
+    while not server._driver.stats()["slots_busy"]:
+        time.sleep(0.001)
+    server._driver.pause()
+    # As if the pause came just after the look: the server has to refuse the update itself.
+    looks = iter([False])
+    truth = server._driver.stats
+    server._driver.stats = lambda: truth() | {"paused": next(looks, truth()["paused"])}
+    begin, updates = server._driver.begin_update, []
+    server._driver.begin_update = lambda *a, **k: updates.append(1) or begin(*a, **k)
+    threading.Timer(0.5, server._driver.resume).start()
+    client.update_weights(weights(0), 7)
+    assert len(updates) == 2
+    assert any("somebody has paused it" in line for line in lines)
+    other.close()
+    working.join()
+    same(client.generate(*make_requests(0)), local_rollout(0))
+
+
+def test_two_trainers_with_one_version(servers, remote, monkeypatch):
+    monkeypatch.setattr("s3ac_jax.rollout.fleet._RECENT_S", 60.0)  # no look before the work
+    (server,) = servers(1)
+    ours, theirs = remote([server]), remote([server])
+    ours.update_weights(weights(0), 7)
+    theirs.update_weights(weights(1), 7)
+    same(ours.generate(*make_requests(0)), local_rollout(0))
+    assert ours.stats()["retries"] > 0
 
 
 def test_nothing_is_left_after_close():

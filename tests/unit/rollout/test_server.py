@@ -1,6 +1,7 @@
 """The server over gRPC: the same responses, JetStream's own clients, weights, locks and faults."""
 
 import concurrent.futures
+import gc
 import json
 import shutil
 import socket
@@ -19,6 +20,7 @@ import grpc
 from jetstream.core.proto import jetstream_pb2, jetstream_pb2_grpc
 
 from s3ac_jax.rollout import rollout_pb2 as pb
+from s3ac_jax.rollout import servicer
 from s3ac_jax.rollout.backend import RolloutError, fingerprint_of
 from s3ac_jax.rollout.driver import RolloutDriver
 from s3ac_jax.rollout.server import RolloutServer
@@ -380,7 +382,7 @@ def test_weights_that_do_not_arrive_whole_change_nothing(client):
     message = "have the fingerprint"
     refused(failed, message, lambda: update(path="1", version=8, fingerprint="abc"))
     refused(failed, message, lambda: update(version=8, fingerprint="abc"))
-    message = "can't take weights from broken: OSError: [Errno 5] no such disk"
+    message = "can't take the weights from broken: OSError: [Errno 5] no such disk"
     refused(failed, message, lambda: update(path="broken", version=8))
     refused(failed, "embed is float32 [2, 2]", lambda: update(path="narrow", version=8))
     refused(INVALID, "a version must be in 0..", lambda: update(path="1", version=-1))
@@ -388,6 +390,188 @@ def test_weights_that_do_not_arrive_whole_change_nothing(client):
     new = json.loads(client.Stats().json)
     assert (new["version"], new["fingerprint"]) == (old["version"], old["fingerprint"])
     same(client.responses(batch(*make_requests(1))), local_rollout(1))
+
+
+def stalled(client, params, parts=1):
+    """A stream of weights that stands still after so many of its messages, and what ends it."""
+    manifest, go = make_manifest(params, 8, fingerprint_of(params), False), threading.Event()
+
+    def messages():
+        first = pb.WeightsChunk(manifest=manifest.to_json())
+        data = [pb.WeightsChunk(data=part) for part in chunks(params, manifest, 1000)]
+        yield from [first, *data][:parts]
+        go.wait(20)
+
+    call = caller(client.channel, "PushWeights").future(messages(), timeout=WAIT)
+    return call, go
+
+
+def test_a_stream_of_weights_that_stalls_ends(serving, monkeypatch):
+    monkeypatch.setattr(servicer, "_PATIENCE", 0.3)
+    _, client = serving(make_driver(weights(0)), load=load)
+    call, go = stalled(client, weights(1), parts=2)
+    time.sleep(0.1)
+    start = time.monotonic()
+    # It waits for the stalled one and no longer.
+    assert client.UpdateWeights(pb.UpdateWeightsRequest(path="1", version=9)).version == 9
+    assert time.monotonic() - start < 5
+    assert call.exception(5).code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "nothing came of the weights for 0.3 s" in call.exception().details()
+    go.set()
+
+
+def test_a_stream_that_has_not_begun_keeps_nobody_waiting(serving):
+    _, client = serving(make_driver(weights(0)))
+    call, go = stalled(client, weights(1), parts=0)
+    time.sleep(0.1)
+    assert push(client, weights(1), 9).version == 9
+    assert not call.done()
+    call.cancel()
+    go.set()
+    bad = iter([pb.WeightsChunk(manifest=b"{}")])
+    refused(INVALID, "version must be an integer", lambda: client.PushWeights(bad))
+    manifest = make_manifest(weights(1), 8, fingerprint_of(weights(1)), False)
+    idle = [pb.WeightsChunk(manifest=manifest.to_json()), pb.WeightsChunk()]
+    refused(INVALID, "a message without data", lambda: client.PushWeights(iter(idle)))
+
+
+def test_stop_does_not_wait_for_a_checkpoint():
+    go, reading, before = threading.Event(), threading.Event(), threading.enumerate()
+
+    def slow(path):
+        reading.set()
+        assert go.wait(20)
+        return weights(1)
+
+    server = RolloutServer(make_driver(weights(0)), load=slow)
+    client = Client(server)
+    update = caller(client.channel, "UpdateWeights").future(
+        pb.UpdateWeightsRequest(path="1", version=9), timeout=WAIT
+    )
+    assert reading.wait(10)
+    start = time.monotonic()
+    server.stop()
+    assert time.monotonic() - start < 2
+    assert update.exception(5) is not None
+    client.channel.close()
+    # Nobody waits for a daemon.
+    assert [t.daemon for t in threading.enumerate() if t.name == "rollout-weights"] == [True]
+    go.set()
+    assert threads_left(before) == []
+
+
+def test_weights_that_find_no_room_change_nothing(serving, monkeypatch):
+    driver = make_driver(weights(0))
+    _, client = serving(driver, load=load)
+
+    def full(params):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nwhile allocating")
+
+    monkeypatch.setattr(driver.store, "_prepare", full)
+    failed = grpc.StatusCode.FAILED_PRECONDITION
+    said = "RESOURCE_EXHAUSTED: Out of memory while allocating"
+    told = refused(failed, said, lambda: push(client, weights(1), 8))
+    assert told.startswith("can't take the weights that were pushed: JaxRuntimeError")
+    path = pb.UpdateWeightsRequest(path="1", version=9)
+    assert "the weights from 1: " in refused(failed, said, client.UpdateWeights, path)
+    same(client.responses(batch(*make_requests(1))), local_rollout(1))
+
+
+def test_requests_for_other_weights_are_refused(serving):
+    """Two trainers that count alike: their version numbers say nothing."""
+    driver = slow_driver()
+    _, client = serving(driver)
+    found = json.loads(client.Stats().json)["fingerprint"]
+    mine = pack_requests(some(2)._replace(weights_fingerprint=found))
+    assert len(unpack_responses(client.Generate(mine)).num_tokens) == 2
+    failed = grpc.StatusCode.FAILED_PRECONDITION
+    other = pack_requests(some(2)._replace(weights_fingerprint="0000ffff"))
+    told = refused(failed, "the request is for 0000ffff", client.Generate, other)
+    assert f"version 1 here have the fingerprint {found}" in told
+    # Taken while they were in use, answered when others have their number.
+    waiting = caller(client.channel, "Generate").future(
+        pack_requests(long(1)._replace(weights_fingerprint=found)), timeout=WAIT
+    )
+    until(lambda: driver.stats()["slots_busy"])
+    driver.update({"w": np.ones(1, np.float32)}, 1, in_flight=True)
+    assert waiting.exception(WAIT).code() == failed
+    assert f"the request is for {found}" in waiting.exception().details()
+    # Newer ones of the same trainer are its own affair.
+    driver.update({"w": np.zeros(1, np.float32)}, 1)
+    waiting = caller(client.channel, "Generate").future(
+        pack_requests(long(1)._replace(weights_fingerprint=found)), timeout=WAIT
+    )
+    until(lambda: driver.stats()["slots_busy"])
+    driver.update({"w": np.ones(1, np.float32)}, 2, in_flight=True)
+    assert set(unpack_responses(waiting.result()).version.tolist()) == {1, 2}
+
+
+class RoutedEngine(NullEngine):
+    routing_shape = (2, 3)
+
+
+def test_what_never_began_has_its_prompts_experts_unrecorded(serving):
+    driver = RolloutDriver(RoutedEngine(2), ParamStore({"w": jax.numpy.zeros(1)}, 1))
+    _, client = serving(driver)
+    client.Pause()
+    requests = some(3, prompt=(1, 2, 3, 4), request_id="mine")._replace(want_routing=True)
+    waiting = caller(client.channel, "Generate").future(pack_requests(requests), timeout=WAIT)
+    until(lambda: driver.stats()["waiting"] == 3)
+    assert client.Abort(pb.AbortRequest(request_id=["mine"])).aborted == 3
+    done = unpack_responses(waiting.result())
+    assert done.finish.tolist() == [ABORT] * 3
+    np.testing.assert_array_equal(done.routing, np.full((12, 2, 3), -1))
+
+
+class Watched:
+    """A tokenizer that says in which threads it worked."""
+
+    stop_ids = ()
+
+    def __init__(self):
+        self.threads = []
+
+    def encode(self, text):
+        self.threads.append(threading.current_thread().name)
+        return [1, 2]
+
+    def decode(self, ids):
+        return "x" * len(ids)
+
+
+def test_texts_are_cut_into_tokens_beside_the_loop_and_only_if_they_may_fit(serving):
+    tokenizer = Watched()
+    _, client = serving(null_driver(2), tokenizer=tokenizer)
+
+    def decode(text):
+        content = pb.DecodeRequest.TextContent(text=text)
+        return client.Decode(pb.DecodeRequest(text_content=content, max_tokens=3))
+
+    assert len(stream_tokens(decode("abc"))) == 3
+    assert tokenizer.threads
+    assert "rollout-loop" not in tokenizer.threads
+    # 256 tokens of at most 128 characters each.
+    del tokenizer.threads[:]
+    refused(INVALID, "has 32769 characters, 256 tokens have at most 32768", decode, "x" * 32769)
+    assert tokenizer.threads == []
+    assert decode("x" * 32768)
+
+
+def test_calls_and_messages_have_a_limit(serving):
+    driver = null_driver(2, max_waiting=4)
+    _, client = serving(driver)
+    calls = [stalled(client, {"w": np.zeros(1, np.float32)}, parts=0) for _ in range(70)]
+    exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED
+    refused(exhausted, "oncurrent", client.Stats)
+    for call, go in calls:
+        call.cancel()
+        go.set()
+    until(lambda: not [call for call, _ in calls if not call.done()])
+    time.sleep(0.1)
+    assert client.Stats().json
+    big = pb.GenerateRequest(prompt_tokens=bytes(9 << 20))
+    refused(exhausted, "larger than max", client.Generate, big)
+    assert len(client.responses(some(2))) == 2
 
 
 class SlowEngine(NullEngine):
@@ -561,11 +745,15 @@ def test_a_thousand_requests_with_vanishing_clients_and_malformed_requests(servi
 
 
 @pytest.mark.slow
-def test_memory_is_flat_over_20000_requests(serving):
-    driver = null_driver(64)
+@pytest.mark.parametrize(
+    "make", [lambda: null_driver(64), lambda: make_driver(weights(0))], ids=["null", "tiny"]
+)
+def test_memory_is_flat_over_20000_requests(serving, make):
+    driver = make()
     _, client = serving(driver)
 
     def resident():
+        gc.collect()
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * 4096
 
@@ -618,6 +806,9 @@ def test_a_token_locks_every_method(serving):
     for secret in ("Bearer sesame", "sesame", "Bearer ", "Bearer sesamee"):
         wrong = Client(server, secret=secret)
         refused(code, "token is missing or wrong", wrong.HealthCheck)
+        # What strangers send is not read: here it would be too long.
+        big = pb.GenerateRequest(prompt_tokens=bytes(9 << 20))
+        refused(code, "token is missing or wrong", wrong.Generate, big)
         wrong.channel.close()
 
 
@@ -649,6 +840,17 @@ def test_tls(tmp_path, serving):
     with pytest.raises(RolloutError, match=r"TLS: can't read .*nothing.pem: No such file"):
         RolloutServer(driver, tls=(str(tmp_path / "nothing.pem"), key))
     driver.stop()
+
+
+def test_metrics_stay_here_unless_told_otherwise(serving):
+    server, _ = serving(null_driver(2), host="0.0.0.0", insecure=True, metrics_port=0)
+    other = socket.gethostbyname(socket.gethostname())
+    if not other.startswith("127."):
+        with socket.socket() as outside:
+            assert outside.connect_ex((other, server.metrics_port)) != 0
+    assert server.metrics._open[0].server_address[0] == "127.0.0.1"
+    shown, _ = serving(null_driver(2), metrics_host="0.0.0.0", metrics_port=0)
+    assert shown.metrics._open[0].server_address[0] == "0.0.0.0"
 
 
 def test_metrics_are_shown_and_closed(serving):
