@@ -151,10 +151,7 @@ class Engine:
     @property
     def routing_shape(self) -> tuple[int, int] | None:
         """Layers with experts, experts per token; None when not recorded. Source: ours."""
-        moe = self.network.spec.moe
-        if moe is None or not self.record_routing:
-            return None
-        return len(self.network.spec.layers_with("moe")), moe.per_token
+        return self.network.spec.routing_shape if self.record_routing else None
 
     def init_decode_state(self, params: PyTree) -> DecodeState:
         """Empty slots for weights like these. Source: JetStream engine API."""

@@ -70,8 +70,8 @@ class Fleet:
         self.counts = dict.fromkeys(("pieces", "retries", "lost_servers", "refreshes"), 0)
         self._notices = Notices(notice, *timing.notice)
         self._run: _Run | None = None
-        self._closed = False
-        self._paused = False
+        self._closed = self._paused = False
+        self._begun = False  # a call has ended well
         self._one = threading.Lock()
 
     def run(self, works: Sequence[Any], costs: Sequence[int]) -> list[Any]:
@@ -88,7 +88,7 @@ class Fleet:
     def sync(self) -> None:
         """Brings the current weights to every server that can be reached, at least to one.
 
-        Raises RolloutError as `run` does, and when a server that never worked refuses them.
+        Raises RolloutError as `run` does; the first time also when any server refuses them.
         Source: ours.
         """
         for server in self.servers:
@@ -137,6 +137,7 @@ class Fleet:
         with self._one:
             self._run = run
             self._work(run, finished)
+            self._begun = True
 
     def _work(self, run: _Run, finished: Callable[[], bool]) -> None:
         try:
@@ -363,8 +364,8 @@ class Fleet:
             server.state = State.UNKNOWN
 
     def _spare(self, server: Server) -> bool:
-        """Whether a server that worked once and refuses now can be done without."""
-        return server.known and any(
+        """Whether one that refuses can be done without: not at first, when all should be right."""
+        return self._begun and any(
             other.known and not other.refused for other in self.servers if other is not server
         )
 

@@ -1,6 +1,5 @@
 """Rollouts in the trainer's own process: a single-threaded, deterministic batching loop."""
 
-import dataclasses
 import threading
 from typing import Any
 
@@ -8,36 +7,9 @@ import jax
 import numpy as np
 
 from s3ac_jax.core.types import Prompt, PyTree, Rollout
+from s3ac_jax.rollout.assemble import Assembly, tally
 from s3ac_jax.rollout.backend import RolloutError, Sampling, digest_of, hex_digest
 from s3ac_jax.rollout.engine import Block, Engine
-
-
-@dataclasses.dataclass
-class _Made:
-    """The responses of one call while they grow. owner: request in each slot, -1 for none."""
-
-    tokens: np.ndarray
-    logp: np.ndarray
-    count: np.ndarray
-    stopped: np.ndarray
-    routing: np.ndarray | None
-    owner: np.ndarray
-
-    def take(self, block: Block, prompt: Prompt) -> None:
-        """One vectorised write for a whole block: no Python per token."""
-        slot, step = np.nonzero(block.valid & (self.owner >= 0)[:, None])
-        request = self.owner[slot]
-        place = self.count[request] + step
-        self.tokens[request, place] = block.tokens[slot, step]
-        self.logp[request, place] = block.logp[slot, step]
-        if self.routing is not None and block.routing is not None:
-            read = prompt.num_tokens[request] - 1 + place
-            self.routing[request, read] = block.routing[slot, step]
-        busy = np.flatnonzero(self.owner >= 0)
-        self.count[self.owner[busy]] += block.valid[busy].sum(axis=1, dtype=np.int32)
-        done = busy[block.finished[busy]]
-        self.stopped[self.owner[done]] = block.stopped[done]
-        self.owner[done] = -1
 
 
 class LocalRollout:
@@ -102,38 +74,25 @@ class LocalRollout:
     def _generate(self, prompt: Prompt, sampling: Sampling, keep_routing: bool) -> Rollout:
         if self._state is None:
             self._state = jax.jit(self.engine.init_decode_state)(self._params)
-        rows = len(prompt.index)
-        shape = rows, self.max_response_tokens
-        routing = None
-        if keep_routing:
-            routing = no_routing(self.engine.routing_shape, rows, prompt.tokens.shape[1] + shape[1])
-        made = _Made(
-            np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.zeros(rows, np.int32),
-            np.zeros(rows, bool), routing, np.full(self.engine.slots, -1),
-        )  # fmt: skip
+        shape = self.engine.routing_shape if keep_routing else None
+        made = Assembly(prompt, self.max_response_tokens, shape)
+        # The request in each slot, -1 for none.
+        owner = np.full(self.engine.slots, -1)
         waiting = np.argsort(-np.asarray(prompt.num_tokens), kind="stable")
-        while (waiting.size or (made.owner >= 0).any()) and self._goes_on():
-            waiting = self._admit(prompt, sampling, waiting, made)
+        while (waiting.size or (owner >= 0).any()) and self._goes_on():
+            waiting = self._admit(sampling, waiting, owner, made)
             self._state, block = self.engine.generate(self._params, self._state)
-            made.take(
-                jax.device_get(block if keep_routing else block._replace(routing=None)), prompt
-            )
-        aborted = None
-        if waiting.size or (made.owner >= 0).any():
-            aborted = np.zeros(rows, bool)
-            aborted[waiting] = aborted[made.owner[made.owner >= 0]] = True
+            kept = block if keep_routing else block._replace(routing=None)
+            _take(made, owner, jax.device_get(kept))
+        if made.aborted.any():
             self._state = self.engine.release(self._state, np.ones(self.engine.slots, bool))
-            self._counts["aborted"] += int(aborted.sum())
         if not np.isfinite(made.logp).all():
             # A NaN in a slot's cache outlives the weights that made it: 0 times NaN is NaN.
             self._state = None
-        self._counts["requests"] += rows
-        self._counts["tokens"] += int(made.count.sum())
-        exists = np.arange(shape[1]) < made.count[:, None]
-        version = np.where(exists, self.version, -1).astype(np.int32)
-        return Rollout(
-            prompt, made.tokens, made.count, made.logp, made.stopped, version, routing, aborted
-        )
+        rollout = made.finish(self.version)
+        for name, count in tally(rollout).items():
+            self._counts[name] += count
+        return rollout
 
     def abort(self) -> None:
         """From another thread: a call in progress returns at its next look. Source: ours."""
@@ -175,14 +134,14 @@ class LocalRollout:
             self._params = self._state = self._digest = None
 
     def _admit(
-        self, prompt: Prompt, sampling: Sampling, waiting: np.ndarray, made: _Made
+        self, sampling: Sampling, waiting: np.ndarray, owner: np.ndarray, made: Assembly
     ) -> np.ndarray:
-        free = np.flatnonzero(made.owner < 0)
+        prompt, free = made.prompt, np.flatnonzero(owner < 0)
         while waiting.size and free.size:
             count = min(self.insert_batch, waiting.size, free.size)
             taken, waiting = waiting[:count], waiting[count:]
             slots, free = free[:count], free[count:]
-            made.owner[slots] = taken
+            owner[slots] = taken
             # Samples of one prompt stand side by side in `waiting`, so they share its prefill.
             _, first, row = np.unique(prompt.index[taken], return_index=True, return_inverse=True)
             spare = self.insert_batch - count
@@ -205,12 +164,22 @@ class LocalRollout:
         return waiting
 
 
-def no_routing(shape: tuple[int, int] | None, rows: int, tokens: int) -> np.ndarray | None:
-    """Experts of `rows` responses with their prompts, all unrecorded; None where none are.
-
-    shape: layers with experts, experts per token. Source: ours.
-    """
-    return None if shape is None else np.full((rows, tokens, *shape), -1, np.int16)
+def _take(made: Assembly, owner: np.ndarray, block: Block) -> None:
+    """One vectorised write for a whole block: no Python per token."""
+    slot, step = np.nonzero(block.valid & (owner >= 0)[:, None])
+    request = owner[slot]
+    place = made.num_tokens[request] + step
+    made.tokens[request, place] = block.tokens[slot, step]
+    made.logp[request, place] = block.logp[slot, step]
+    if made.routing is not None and block.routing is not None:
+        read = made.prompt.num_tokens[request] - 1 + place
+        made.routing[request, read] = block.routing[slot, step]
+    busy = np.flatnonzero(owner >= 0)
+    made.num_tokens[owner[busy]] += block.valid[busy].sum(axis=1, dtype=np.int32)
+    done = busy[block.finished[busy]]
+    made.stopped[owner[done]] = block.stopped[done]
+    made.aborted[owner[done]] = False
+    owner[done] = -1
 
 
 def check_request(

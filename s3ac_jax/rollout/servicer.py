@@ -5,7 +5,7 @@ import contextlib
 import json
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -66,7 +66,7 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
 
 
 @contextlib.asynccontextmanager
-async def _faults(context: Any) -> AsyncIterator[None]:
+async def _faults(context: Any) -> AsyncGenerator[None, None]:
     """What goes wrong, as a status for the client."""
     try:
         yield

@@ -24,6 +24,8 @@ def test_which_layer_has_what():
     assert RICH.layers_with("linear_attn") == (1, 2)
     assert RICH.layers_with("mlp") == (1,)
     assert RICH.layers_with("moe") == (0, 2, 3)
+    assert RICH.routing_shape == (3, 2)
+    assert tiny_spec().routing_shape is None
     assert tiny_spec().kinds == (("attn", "mlp"),) * 3
     linear = tiny_spec(linear_attention=LINEAR)
     assert linear.layers_with("attn") == ()

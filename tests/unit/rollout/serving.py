@@ -53,7 +53,7 @@ def weights(seed: int):
 
 
 def make_engine(params, version=7, **changes) -> JetStreamEngine:
-    store = ParamStore(params, version, prepare=NETWORK.in_compute_dtype, load=engine().load_params)
+    store = ParamStore.of(engine(), params, version)
     limits = {"max_prompt_tokens": PROMPT_TOKENS, "insert_batch": INSERT}
     return JetStreamEngine(engine(), store, **limits | changes)
 

@@ -283,6 +283,17 @@ def test_a_busy_server_is_given_up_after_a_while(servers, remote):
     assert 1 <= time.monotonic() - began < 4
 
 
+def test_a_busy_server_is_asked_less_and_less(servers, remote):
+    (server,) = servers(1)
+    client = remote([server], timing=Timing(patience=1.5, retry=(0.02, 0.4)))
+    client.update_weights(PARAMS, 5)
+    server.faults.extend([grpc.StatusCode.RESOURCE_EXHAUSTED] * 1000)
+    with pytest.raises(RolloutError, match="no rollout server"):
+        client.generate(prompts(1), settings(1))
+    # After 20 ms, 40, 80, 160, 320, 400, 400, whatever it answers to looks in between.
+    assert 5 <= server.seen.count("Generate") <= 9
+
+
 def test_work_that_fails_everywhere_is_given_up(servers, remote):
     pair = servers(2)
     client = remote(pair)
@@ -763,6 +774,14 @@ def test_one_of_two_refuses_later(servers, remote):
     bad.push_fault = one.push_fault
     with pytest.raises(RolloutError, match=f"{bad.address}: INVALID_ARGUMENT embed"):
         remote([good, bad]).update_weights(PARAMS, 5)
+    # But one that comes late ends nothing.
+    bad.stop()
+    client = remote([good, bad])
+    client.update_weights(PARAMS, 5)
+    bad.start()
+    client.update_weights(PARAMS, 6)
+    run(client, version=6)
+    assert bad.seen[-1] == "PushWeights"
 
 
 @pytest.mark.parametrize("code", ["RESOURCE_EXHAUSTED", "INTERNAL"])

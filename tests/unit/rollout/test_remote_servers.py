@@ -305,6 +305,7 @@ def test_a_pause_while_weights_are_waited_for(servers, remote):
     threading.Timer(0.5, server._driver.resume).start()
     client.update_weights(weights(0), 7)
     assert len(updates) == 2
+    assert client.stats()["lost_servers"] == 0
     assert any("somebody has paused it" in line for line in lines)
     other.close()
     working.join()
