@@ -20,11 +20,11 @@ import numpy as np
 
 from s3ac_jax.rollout import rollout_pb2 as pb
 from s3ac_jax.rollout.backend import seeded_sampling
-from s3ac_jax.rollout.driver import RolloutDriver
-from s3ac_jax.rollout.server import RolloutServer
-from s3ac_jax.rollout.sinks import WholeSink
-from s3ac_jax.rollout.slot_engine import RUNNING, RolloutTokens
-from s3ac_jax.rollout.store import ParamStore
+from s3ac_jax.rollout.server.driver import RolloutDriver
+from s3ac_jax.rollout.server.grpc_server import RolloutServer
+from s3ac_jax.rollout.server.sinks import WholeSink
+from s3ac_jax.rollout.server.slot_engine import RUNNING, RolloutTokens
+from s3ac_jax.rollout.server.store import ParamStore
 from s3ac_jax.rollout.wire import (
     CHANNEL_OPTIONS,
     LENGTH,

@@ -17,7 +17,7 @@ import jax
 from s3ac_jax.rollout.backend import RolloutError
 
 # The release whose private names we rely on: the driver's `_*_thread` methods and queues, the
-# server's loop and executor. tests/unit/rollout/test_jetstream_shim.py holds the list.
+# server's loop and executor. tests/unit/rollout/server/test_jetstream_shim.py holds the list.
 VERSION = "0.2.2"
 _SEQIO = ("seqio", "seqio.vocabularies")
 

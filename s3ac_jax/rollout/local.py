@@ -10,6 +10,7 @@ from s3ac_jax.core.types import Prompt, PyTree, Rollout
 from s3ac_jax.rollout.assemble import Assembly, tally
 from s3ac_jax.rollout.backend import RolloutError, Sampling, digest_of, hex_digest
 from s3ac_jax.rollout.engine import Block, Engine
+from s3ac_jax.rollout.limits import settings_fault
 
 
 class LocalRollout:
@@ -195,9 +196,8 @@ def check_request(
             f"prompts are padded to {width} tokens, the limit is rollout.max_prompt_tokens = "
             f"{max_prompt_tokens}"
         )
-    wrong = (sampling.max_tokens < 1) | (sampling.max_tokens > max_response_tokens)
-    if np.any(wrong):
-        raise ValueError(
-            f"max_tokens must be in 1..{max_response_tokens} "
-            f"(rollout.max_response_tokens), got {int(sampling.max_tokens[np.argmax(wrong)])}"
-        )
+    if np.any(np.asarray(prompt.num_tokens) < 1):
+        raise ValueError(f"prompt {int(np.argmin(prompt.num_tokens))} is empty, it has no token")
+    room = np.full(len(sampling.max_tokens), max_response_tokens)
+    if (fault := settings_fault(sampling, room)) is not None:
+        raise ValueError(f"{fault} (rollout.max_response_tokens = {max_response_tokens})")

@@ -60,10 +60,10 @@ def make_rollout(config: RunConfig, network: Network, stop_ids: tuple[int, ...])
         )
     try:
         # Not above: training alone needs neither gRPC nor an HTTP client.
-        from s3ac_jax.rollout.fleet_server import Timing
-        from s3ac_jax.rollout.openai import OpenAIRollout
-        from s3ac_jax.rollout.remote import RemoteRollout
-    except ImportError as error:
+        from s3ac_jax.rollout.client.fleet_server import Timing
+        from s3ac_jax.rollout.client.openai import OpenAIRollout
+        from s3ac_jax.rollout.client.remote import RemoteRollout
+    except ModuleNotFoundError as error:
         raise ValueError(
             f"rollout.backend={rollout.backend} needs more packages ({error}): "
             "pip install 's3ac-jax[serve]'"

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from s3ac_jax.config.flags import CommandLineError
-from s3ac_jax.config.run import RunConfig
+from s3ac_jax.config.run import RunConfig, StartConfig
 from s3ac_jax.parallel import mesh as parallel
 from s3ac_jax.rollout.backend import RolloutError, seeded_sampling
 from s3ac_jax.train.build import Role, make_actor
@@ -29,16 +29,16 @@ from s3ac_jax.train.tasks import Task, make_task
 from s3ac_jax.train.token_file import read_token
 
 try:
-    from s3ac_jax.rollout.driver import RolloutDriver
-    from s3ac_jax.rollout.http_api import HttpApi, HttpServer
-    from s3ac_jax.rollout.http_request import Served
-    from s3ac_jax.rollout.metrics import Metrics
-    from s3ac_jax.rollout.server import RolloutServer, check_exposure
-    from s3ac_jax.rollout.sinks import WholeSink
-    from s3ac_jax.rollout.slot_engine import JetStreamEngine
-    from s3ac_jax.rollout.store import ParamStore
+    from s3ac_jax.rollout.http.api import HttpApi, HttpServer
+    from s3ac_jax.rollout.http.request import Served
+    from s3ac_jax.rollout.server.driver import RolloutDriver
+    from s3ac_jax.rollout.server.grpc_server import RolloutServer, check_exposure
+    from s3ac_jax.rollout.server.metrics import Metrics
+    from s3ac_jax.rollout.server.sinks import WholeSink
+    from s3ac_jax.rollout.server.slot_engine import JetStreamEngine
+    from s3ac_jax.rollout.server.store import ParamStore
     from s3ac_jax.rollout.wire import Requests
-except ImportError as error:
+except ModuleNotFoundError as error:
     raise ServeError(
         f"serving needs more packages ({error}): pip install 's3ac-jax[serve]'"
     ) from error
@@ -46,6 +46,7 @@ except ImportError as error:
 # So many prompts times n in one HTTP request.
 _MOST_REQUESTS = 1024
 _LOOK_SECONDS = 1.0
+_PREFILL_CHUNK, _WIDER = 64, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +92,9 @@ def serve(config: RunConfig, wanted: Wanted) -> None:
     Raises RunError, in one line, for whatever can't be read, had or bound. Source: ours.
     """
     locks = _check(wanted)
+    if wanted.hf and config.start.hf:
+        # Its tokenizer and chat template too are the folder's.
+        config = dataclasses.replace(config, start=StartConfig(wanted.hf))
     with _Signals() as signals, contextlib.ExitStack() as ends:
         try:
             mesh, role = parallel.make_mesh(config.mesh), make_actor(config)
@@ -200,14 +204,19 @@ def _driver(
     """A driver, and what its weights are. Nobody else keeps them: the first update frees them."""
     prompt = wanted.max_prompt_tokens or config.task.max_prompt_tokens
     response = wanted.max_response_tokens or config.rollout.max_response_tokens
+    # Read in chunks, a short prompt costs what it is long, so few widths will do; each of them is
+    # a program of all layers to compile.
+    chunk = min(config.rollout.prefill_chunk or _PREFILL_CHUNK, prompt)
+    widths = [width for n in range(8) if (width := chunk * _WIDER**n) < prompt]
     engine = dataclasses.replace(
-        make_engine(config, role.network, text.stop_ids), cache_tokens=prompt + response
-    )
+        make_engine(config, role.network, text.stop_ids), cache_tokens=prompt + response,
+        prefill_chunk=chunk,
+    )  # fmt: skip
     weights = _weights(source, wanted)
     store = ParamStore.of(engine, weights.params, weights.version)
     slots = JetStreamEngine(
         engine, store, max_prompt_tokens=prompt, insert_batch=config.rollout.insert_batch,
-        tokenizer=text, bos_id=text.bos_id, mesh=mesh,
+        tokenizer=text, bos_id=text.bos_id, mesh=mesh, prompt_widths=widths,
     )  # fmt: skip
     told = f"{weights.told}, version {weights.version}, fingerprint {store.get().fingerprint}"
     return RolloutDriver(slots, store, max_waiting=wanted.max_pending), told

@@ -28,7 +28,7 @@ from s3ac_jax.io.orbax_weights import save_orbax
 from s3ac_jax.rollout import rollout_pb2 as pb
 from s3ac_jax.rollout import wire
 from s3ac_jax.rollout.backend import seeded_sampling
-from s3ac_jax.rollout.sinks import EngineFailed
+from s3ac_jax.rollout.server.sinks import EngineFailed
 from s3ac_jax.train import policies
 from s3ac_jax.train import serve as serving
 from s3ac_jax.train.build import build

@@ -11,15 +11,15 @@ pytest.importorskip("aiohttp")
 pytest.importorskip("jetstream", reason="needs google-jetstream 0.2.2")
 
 from s3ac_jax.parallel.mesh import MeshSpec, make_mesh, shardings
-from s3ac_jax.rollout.driver import RolloutDriver
 from s3ac_jax.rollout.engine import Engine
-from s3ac_jax.rollout.sinks import WholeSink
-from s3ac_jax.rollout.slot_engine import JetStreamEngine
-from s3ac_jax.rollout.store import ParamStore
+from s3ac_jax.rollout.server.driver import RolloutDriver
+from s3ac_jax.rollout.server.sinks import WholeSink
+from s3ac_jax.rollout.server.slot_engine import JetStreamEngine
+from s3ac_jax.rollout.server.store import ParamStore
 from s3ac_jax.rollout.wire import ABORT
 from s3ac_jax.train import serve
 from s3ac_jax.train.token_file import read_token
-from tests.unit.rollout.serving import CACHE_TOKENS, NETWORK, ask, engine, some, weights
+from tests.unit.rollout.server.serving import CACHE_TOKENS, NETWORK, ask, engine, some, weights
 
 PROGRAMS = (Engine.prefill, Engine.insert, Engine.generate, Engine.release)
 

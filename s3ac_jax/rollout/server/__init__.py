@@ -1,0 +1,1 @@
+"""The rollout server: JetStream's driver and gRPC server over our engine."""
