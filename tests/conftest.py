@@ -1,7 +1,10 @@
 """Four virtual CPU devices and a compilation cache, set before anything imports jax."""
 
+import gc
 import os
 from pathlib import Path
+
+import pytest
 
 CACHE = Path(__file__).resolve().parents[1] / ".cache" / "jax"
 
@@ -15,3 +18,18 @@ os.environ["XLA_FLAGS"] = (
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+# A process may map 65,530 areas of memory on Linux, every compiled program takes some, and the
+# compiler dies with a segmentation fault when there are no more.
+MOST_MAPS = 30_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _room_for_programs():
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        import jax
+
+        jax.clear_caches()
+        gc.collect()

@@ -1,6 +1,7 @@
 """How responses are made, and by whom."""
 
 import dataclasses
+import re
 from typing import Literal
 
 from s3ac_jax.config.checks import at_least, positive
@@ -62,11 +63,17 @@ class RolloutConfig:
                     "sglang; local has no server"
                 )
             return
+        example = "host:9000" if self.backend == "remote" else "http://host:8000"
         if not self.servers:
-            example = "host:9000" if self.backend == "remote" else "http://host:8000"
             raise ValueError(
                 f"rollout.backend={self.backend} needs rollout.addresses, say {example},..."
             )
+        wanted = r"[^/\s:]+:\d+|\[[^\]/\s]+\]:\d+" if self.backend == "remote" else r"https?://\S+"
+        for address in self.servers:
+            if not re.fullmatch(wanted, address):
+                raise ValueError(f"rollout.addresses: {address!r} must be like {example}")
+        if len(set(self.servers)) < len(self.servers):
+            raise ValueError(f"rollout.addresses ({self.addresses}) name a server twice")
         if self.backend != "remote" and not self.weights_folder:
             raise ValueError(
                 f"rollout.backend={self.backend} needs rollout.weights_folder: it reads new "

@@ -134,6 +134,9 @@ def serve(config: RunConfig, wanted: Wanted) -> None:
 
 def _check(wanted: Wanted) -> _Locks:
     """Whatever can be told before anything is loaded."""
+    for name in ("checkpoint", "hf"):
+        if getattr(wanted, name) == "":
+            raise CommandLineError(f"--{name} is empty; name a folder, or leave it out")
     if wanted.checkpoint and wanted.hf:
         raise CommandLineError("give --checkpoint or --hf, not both")
     if bool(wanted.tls_cert) != bool(wanted.tls_key):
@@ -169,10 +172,11 @@ def _check(wanted: Wanted) -> _Locks:
 def _tls(certificate: str, key: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(certificate, key)
+        # A password, or OpenSSL would ask for that of an encrypted key.
+        context.load_cert_chain(certificate, key, password="")
     except OSError as error:  # ssl.SSLError is one
         raise ServeError(
-            f"TLS: {certificate} and {key} are not a certificate and its key, both PEM "
+            f"TLS: {certificate} and {key} are no certificate and its key, PEM and unencrypted "
             f"({error.strerror or error})"
         ) from error
     return context
@@ -185,10 +189,10 @@ def _check_free(host: str, port: int, name: str) -> None:
         with socket.socket(family, kind) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ServeError(
-            f"can't serve at {host}:{port} ({error.strerror or error}); choose another --{name} or "
-            "--host"
+            f"can't serve at {host}:{port} ({getattr(error, 'strerror', None) or error}); choose "
+            f"another --{name} or --host"
         ) from error
 
 
@@ -219,6 +223,9 @@ def _driver(
         tokenizer=text, bos_id=text.bos_id, mesh=mesh, prompt_widths=widths,
     )  # fmt: skip
     told = f"{weights.told}, version {weights.version}, fingerprint {store.get().fingerprint}"
+    rounded = [name for name in ("weights", "kv_dtype") if getattr(engine, name) == "int8"]
+    if rounded:
+        told += f"; sampled with rollout.{' and rollout.'.join(rounded)} = int8"
     return RolloutDriver(slots, store, max_waiting=wanted.max_pending), told
 
 
@@ -293,7 +300,7 @@ def _example(task: Task, text: Text, chat: bool) -> tuple[str, dict[str, Any]]:
 
 
 class _Signals:
-    """SIGINT and SIGTERM: an error while the server is being made, then an event to wait for.
+    """SIGINT and SIGTERM: the end while the server is being made, then an event to wait for.
 
     A second one ends the process at once, whatever hangs.
     """
@@ -318,7 +325,10 @@ class _Signals:
             os._exit(130)
         self._asked.set()
         if not self._waits:
-            raise _Stopped("stopped before anything was served")
+            # At once: the driver's thread may be deep in a compilation, which the interpreter must
+            # not be taken away from under.
+            print("stopped before anything was served", file=sys.stderr, flush=True)
+            os._exit(130)
 
     def wait(self, driver: RolloutDriver) -> None:
         """Until a signal comes.
@@ -329,13 +339,6 @@ class _Signals:
         while not self._asked.wait(_LOOK_SECONDS):
             if driver.error is not None:
                 raise ServeError(str(driver.error))
-
-
-class _Stopped(ServeError):
-    """A signal came early."""
-
-    exit_code = 130
-    prefix = ""
 
 
 def _say(line: str) -> None:

@@ -136,6 +136,7 @@ class GrpcLink:
         # Calls that nobody waits for; one that nobody holds is cancelled.
         self._aside: dict[str, Any] = {}
         options = (*CHANNEL_OPTIONS, *_RECONNECT)
+        self._tls = tls_ca is not None
         if tls_ca is None:
             self._channel = grpc.insecure_channel(address, options)
         else:
@@ -288,7 +289,15 @@ class GrpcLink:
             verdict = Verdict.FATAL if self.paused else Verdict.PAUSED
         elif code is grpc.StatusCode.INTERNAL and call == "refresh":
             verdict = Verdict.RETRY  # no room for them, perhaps; a look says if its engine failed
-        return verdict, f"{code.name} {details}"
+        return verdict, f"{code.name} {details}{self._hint(code, details)}"
+
+    def _hint(self, code: grpc.StatusCode, details: str) -> str:
+        """What to set where the error alone doesn't say it."""
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            return " (rollout.token_file)"
+        if code is grpc.StatusCode.UNAVAILABLE and "Socket closed" in details and not self._tls:
+            return " (if it serves TLS: rollout.tls_ca)"
+        return ""
 
     def close(self) -> None:
         """Ends the connection; calls in flight are cancelled. Source: ours."""

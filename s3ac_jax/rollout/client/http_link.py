@@ -167,7 +167,9 @@ class HttpLink:
                 return Completion([], [], ABORT)
             raise
         finally:
-            del self._going[work.row]
+            # A run that ended badly may still be ending when the next asks for the same row.
+            if self._going.get(work.row) is task:
+                del self._going[work.row]
         try:
             answer = self.flavour.answer(found)
         except (KeyError, IndexError, TypeError, ValueError) as error:

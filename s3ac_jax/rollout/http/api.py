@@ -78,6 +78,9 @@ class HttpApi:
         except web.HTTPException as error:
             what = f"{request.method} {request.path[:100]}: {error.reason}"
             return _error(HttpError(what, status=error.status))
+        except web.RequestPayloadError as error:
+            what = f"the body can't be read ({' '.join(str(error).split())})"
+            return _error(HttpError(what, status=400))
         except ConnectionResetError:
             # The client is gone; aiohttp finds that out again with this, and keeps quiet about it.
             return web.Response()

@@ -148,6 +148,10 @@ def test_a_resumed_run_may_change_the_free_keys_alone(tmp_path):
         ({"backend": "remote"}, "backend=remote needs rollout.addresses, say host:9000"),
         ({"backend": "vllm", "addresses": " , "}, "needs rollout.addresses, say http://host:8000"),
         ({"backend": "sglang", "addresses": "http://a:1"}, "sglang needs rollout.weights_folder"),
+        ({"backend": "remote", "addresses": "http://a:1"}, "'http://a:1' must be like host:9000"),
+        ({"backend": "remote", "addresses": "a"}, "'a' must be like host:9000"),
+        ({"backend": "vllm", "addresses": "a:1"}, "'a:1' must be like http://host:8000"),
+        ({"backend": "remote", "addresses": "a:1,a:1"}, "name a server twice"),
         ({"kv_dtype": "int4"}, "kv_dtype must be 'auto' or 'float32' or 'bfloat16' or 'int8'"),
         ({"weights": "bf16"}, "rollout.weights must be 'model' or 'int8'"),
         ({"prefill_chunk": -1}, "rollout.prefill_chunk must be at least 0"),
@@ -165,6 +169,8 @@ def test_addresses_are_separated_by_commas():
     cd = TINY.get_config()
     cd.update_from_flattened_dict({"rollout.backend": "remote", "rollout.addresses": "a:1, b:2,"})
     assert from_config_dict(cd).rollout.servers == ("a:1", "b:2")
+    cd.rollout.addresses = "[::1]:9000"
+    assert from_config_dict(cd).rollout.servers == ("[::1]:9000",)
 
 
 @pytest.mark.parametrize(
