@@ -354,7 +354,7 @@ def test_what_cannot_be_served_is_told_in_one_line(parts, tmp_path):
     assert "not both" in refused({"checkpoint": "a", "hf": "b"})
     assert "--tls_key is missing" in refused({"tls_cert": "cert.pem"})
     assert "--tls_cert is missing" in refused({"tls_key": "key.pem"})
-    assert "both PEM" in refused({"tls_cert": "no.pem", "tls_key": "no.pem"})
+    assert "PEM and unencrypted" in refused({"tls_cert": "no.pem", "tls_key": "no.pem"})
     assert "one token" in refused({"token_file": str(tmp_path / "token")})
     assert "can't be read" in refused({"token_file": str(tmp_path / "no")})
     assert "--weights_root: no folder" in refused({"weights_root": str(tmp_path / "no")})
