@@ -25,9 +25,10 @@ def normal(
     dtype: Any = jnp.float32,
     sums: tuple[int, ...] = (),
 ):
-    """A parameter drawn from Normal(0, std), with its logical axes. Source: ours.
+    """A parameter drawn from Normal(0, std), with its logical axes.
 
     sums: axes that a product sums over, of a matrix that a sampler may round to int8.
+    Source: ours.
     """
     drawn = std * jax.random.normal(rngs.params(), shape, jnp.float32)
     return nnx.Param(drawn.astype(dtype), axes=axes, sums=sums)

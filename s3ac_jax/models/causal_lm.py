@@ -64,5 +64,4 @@ class CausalLM(nnx.Module):
         segment_ids = jnp.ones_like(tokens) if segment_ids is None else jnp.asarray(segment_ids)
         positions = positions_of(segment_ids) if positions is None else jnp.asarray(positions)
         hidden, _ = self.decoder(tokens, positions, segment_ids)
-        head = self.decoder.head().astype(hidden.dtype)
-        return jnp.einsum("btd,dv->btv", hidden, head, preferred_element_type=jnp.float32)
+        return self.decoder.logits(hidden)

@@ -68,7 +68,7 @@ class Decoder(nnx.Module):
         """
         return self.embed[...].T if self.spec.tie_embeddings else self.lm_head[...]
 
-    def logits(self, hidden: Float[Array, "N D"]) -> Float[Array, "N V"]:
+    def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Of final hidden states, float32.
 
         Source: Using the output embedding (1608.05859) for the tied case; ours: a tied head is read
@@ -77,7 +77,8 @@ class Decoder(nnx.Module):
         tied = self.spec.tie_embeddings
         head = self.embed[...] if tied else self.lm_head[...]
         return jax.lax.dot_general(
-            hidden, head.astype(hidden.dtype), (((1,), (1 if tied else 0,)), ((), ())),
+            hidden, head.astype(hidden.dtype),
+            (((hidden.ndim - 1,), (1 if tied else 0,)), ((), ())),
             preferred_element_type=jnp.float32,
         )  # fmt: skip
 
@@ -160,7 +161,7 @@ class Decoder(nnx.Module):
         feed = functools.partial(_feed, real=real, keep="routing" in keep)
         extra = {}
         if routing is not None and self.spec.moe is not None:
-            want = len(self.spec.layers_with("moe")), self.spec.moe.per_token
+            want = self.spec.routing_shape
             if routing.shape[2:] != want:
                 raise ValueError(
                     f"routing has {routing.shape[2:]} (layers, experts per token), the model {want}"

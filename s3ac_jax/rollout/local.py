@@ -50,8 +50,9 @@ class LocalRollout:
 
         What needs no change is shared, not copied. Source: ours.
         """
+        params = self.engine.network.in_compute_dtype(params)
         # Now, for the trainer may donate the weights later; but nobody waits for it.
-        self._digest = digest_of(self.engine.network.in_compute_dtype(params))
+        self._digest = digest_of(params)
         self._params, self.version = self.engine.load_params(params), version
 
     def generate(self, prompt: Prompt, sampling: Sampling, *, keep_routing: bool = True) -> Rollout:

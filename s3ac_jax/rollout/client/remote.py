@@ -71,6 +71,10 @@ class RemoteRollout:
         self.save = save
         self.version = -1
         self._fingerprint: str | None = None
+        # Where the weights with the fingerprint `_saved` are: evaluation and the next tick have the
+        # same, which need not be written twice.
+        self._path: str | None = None
+        self._saved: str | None = None
         self._counts = collections.Counter(requests=0, tokens=0, aborted=0)
         self._notice = notice
         self._links = [GrpcLink(address, token, tls_ca, timeout_s) for address in addresses]
@@ -87,8 +91,9 @@ class RemoteRollout:
         """
         params = self.network.in_compute_dtype(params)
         fingerprint = fingerprint_of(params)
-        path = None if self.save is None else self.save(params, version)
-        weights = WeightsUpdate(params, version, fingerprint, self.in_flight, path)
+        if self.save is not None and fingerprint != self._saved:
+            self._path, self._saved = self.save(params, version), fingerprint
+        weights = WeightsUpdate(params, version, fingerprint, self.in_flight, self._path)
         for link in self._links:
             link.weights = weights
         self._fleet.sync()

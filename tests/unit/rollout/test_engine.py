@@ -29,23 +29,7 @@ from tests.unit.rollout.rollouts import (
     same_rollout,
     settings,
     take,
-    trained,
 )
-
-
-@pytest.fixture(scope="module")
-def params():
-    return trained()
-
-
-@pytest.fixture(scope="module")
-def room(params):
-    return make_rollout(params)
-
-
-@pytest.fixture(scope="module")
-def mixed(room):
-    return room.generate(PROMPTS, settings(11, temperature=TEMPERATURES))
 
 
 def test_logp_is_that_of_the_whole_sequence(mixed, params):

@@ -19,23 +19,7 @@ from tests.unit.rollout.rollouts import (
     same_rollout,
     settings,
     take,
-    trained,
 )
-
-
-@pytest.fixture(scope="module")
-def params():
-    return trained()
-
-
-@pytest.fixture(scope="module")
-def room(params):
-    return make_rollout(params)
-
-
-@pytest.fixture(scope="module")
-def mixed(room):
-    return room.generate(PROMPTS, settings(11, temperature=TEMPERATURES))
 
 
 def test_int8_keys_and_values_cost_little_and_something(params, mixed):

@@ -236,6 +236,13 @@ def test_weights_by_path(servers, remote):
     for server in pair:
         assert server.seen == ["Stats", "UpdateWeights"]
         assert (server.path, server.version, server.fingerprint) == ("shared/6", 6, FINGERPRINT)
+    # The same weights again are a new number, and no second set of files; others are.
+    client.update_weights(PARAMS, 7)
+    assert [server.version for server in pair] == [7, 7]
+    assert [version for _, version in saved] == [6]
+    client.update_weights(random_params(NETWORK, 1), 8)
+    assert [version for _, version in saved] == [6, 8]
+    assert [(server.path, server.version) for server in pair] == [("shared/8", 8)] * 2
 
 
 def test_weights_that_arrive_as_others_are_an_error(servers, remote):
