@@ -8,7 +8,7 @@
 PYTHON ?= python3
 # Empty means unpinned: the newest releases that pyproject.toml allows.
 CONSTRAINTS ?= requirements.txt
-EXTRAS ?= train,report,hf,serve,int8
+EXTRAS ?= train,report,hf,serve,int8,grade,data
 # Installed without what its metadata asks for: TensorFlow, of which nothing is used.
 JETSTREAM := google-jetstream==0.2.2
 CONFIG ?= configs/tiny.py

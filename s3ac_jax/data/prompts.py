@@ -7,6 +7,7 @@ import numpy as np
 
 from s3ac_jax.core.types import Prompt
 from s3ac_jax.data import arithmetic, sums
+from s3ac_jax.data.asking import Asked, Wording, encoded, padded, prompt_texts
 from s3ac_jax.data.chat import ChatTemplate
 from s3ac_jax.data.hf_tokenizer import HFTokenizer
 
@@ -83,6 +84,16 @@ def sums_prompts(
     return PromptSet(tokens, num_tokens, problems.levels(), called)
 
 
+def question_prompts(asked: Asked, numbers: np.ndarray, names: Sequence[str]) -> PromptSet:
+    """Questions of several sources; the level is the source. numbers: of each prompt's [P].
+
+    Source: ours.
+    """
+    called = dict(enumerate(names))
+    levels = Levels("source", called, called)
+    return PromptSet(asked.tokens, asked.num_tokens, numbers, levels)
+
+
 def chat_tokens(
     questions: Sequence[str],
     tokenizer: HFTokenizer,
@@ -98,12 +109,8 @@ def chat_tokens(
     Raises ValueError naming the longest prompt when it has more than `max_tokens`.
     Source: ours: nothing is cut off, for half a question has another answer.
     """
-    before = [{"role": "system", "content": system}] if system else []
-    texts = template.render_all(
-        [[*before, {"role": "user", "content": one}] for one in questions],
-        enable_thinking=thinking,
-    )
-    ids = tokenizer.encode_all(texts)
+    texts = prompt_texts(questions, template, Wording("", system, thinking))
+    ids = encoded(texts, tokenizer, template)
     lengths = np.array([len(one) for one in ids], np.int32)
     longest = int(lengths.argmax())
     if lengths[longest] > max_tokens:
@@ -111,6 +118,4 @@ def chat_tokens(
             f"prompt {longest} ({questions[longest][:60]!r}) has {lengths[longest]} tokens, "
             f"task.max_prompt_tokens is {max_tokens}; raise it, or leave out such prompts"
         )
-    tokens = np.full((len(ids), max_tokens), tokenizer.pad_id, np.int32)
-    tokens[np.arange(max_tokens) < lengths[:, None]] = np.concatenate(ids)
-    return tokens, lengths
+    return padded(ids, max_tokens, tokenizer.pad_id), lengths

@@ -1,6 +1,6 @@
 """Tokenizers behind one protocol: token ids in, token ids out; text is for people."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 
@@ -20,8 +20,16 @@ class Tokenizer(Protocol):
         """Token ids of `text`; raises ValueError naming what can't be encoded. Source: ours."""
         ...
 
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of many texts at once. Source: ours."""
+        ...
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, stop and padding tokens left out. Source: ours."""
+        ...
+
+    def decode_all(self, rows: Iterable[Sequence[int]]) -> list[str]:
+        """`decode` of many rows at once. Source: ours."""
         ...
 
 
@@ -54,3 +62,38 @@ class CharTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text; padding and end-of-text vanish. Source: ours."""
         return "".join(self.alphabet[number - 2] for number in ids if number >= 2)
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of each text. Source: ours."""
+        return [self.encode(text) for text in texts]
+
+    def decode_all(self, rows: Iterable[Sequence[int]]) -> list[str]:
+        """`decode` of each row. Source: ours."""
+        return [self.decode(row) for row in rows]
+
+
+class ByteTokenizer:
+    """One token per byte of UTF-8, after padding (0) and end-of-text (1): text without a model.
+
+    Source: ByT5 (2105.13626), a vocabulary of bytes behind the special tokens.
+    """
+
+    pad_id: int = 0
+    stop_ids: tuple[int, ...] = (1,)
+    vocab_size: int = 258
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids; a lone surrogate, which UTF-8 can't write, becomes "?". Source: ours."""
+        return [byte + 2 for byte in text.encode(errors="replace")]
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of each text. Source: ours."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text; what is no UTF-8 becomes U+FFFD, padding and end-of-text vanish. Source: ours."""
+        return bytes(number - 2 for number in ids if number >= 2).decode(errors="replace")
+
+    def decode_all(self, rows: Iterable[Sequence[int]]) -> list[str]:
+        """`decode` of each row. Source: ours."""
+        return [self.decode(row) for row in rows]

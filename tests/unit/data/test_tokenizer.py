@@ -2,7 +2,7 @@
 
 import pytest
 
-from s3ac_jax.data.tokenizer import CharTokenizer
+from s3ac_jax.data.tokenizer import ByteTokenizer, CharTokenizer
 
 
 def test_round_trip_and_ids():
@@ -29,3 +29,20 @@ def test_unknown_character_is_named_with_its_place():
 def test_alphabet_without_repeats():
     with pytest.raises(ValueError, match="repeats"):
         CharTokenizer("aba")
+
+
+def test_bytes_are_utf8_behind_the_special_tokens():
+    tokenizer = ByteTokenizer()
+    assert tokenizer.encode("Aé") == [2 + 0x41, 2 + 0xC3, 2 + 0xA9]
+    assert tokenizer.decode([2 + 0x41, 0, 2 + 0xC3, 2 + 0xA9, 1]) == "Aé"
+    assert tokenizer.vocab_size == 2 + 256
+    assert tokenizer.encode("a\ud800") == [99, 2 + ord("?")]
+    assert tokenizer.decode([2 + 0xC3]) == "\ufffd"
+
+
+def test_many_at_once_are_each_by_itself():
+    for tokenizer in (ByteTokenizer(), CharTokenizer("ab")):
+        assert tokenizer.encode_all(["ab", "", "b"]) == [
+            tokenizer.encode("ab"), [], tokenizer.encode("b")
+        ]  # fmt: skip
+        assert tokenizer.decode_all([tokenizer.encode("ab"), []]) == ["ab", ""]
