@@ -18,7 +18,8 @@ import dataclasses
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
-from jaxtyping import Array, Bool, Float, Int, Int16
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Int16, Shaped
 
 PyTree = Any
 _T = TypeVar("_T")
@@ -73,12 +74,14 @@ class Scored:
     the verifier's word, unshaped.
 
     valid: False where grading failed for a reason that is not the response's (infrastructure).
+    reasons: short codes, on the host alone; None for a verifier that gives none.
     """
 
     rollout: Rollout
     reward: Float[Array, "B"]
     success: Bool[Array, "B"]
     valid: Bool[Array, "B"]
+    reasons: Shaped[np.ndarray, "B"] | None = None
 
 
 @record
