@@ -15,99 +15,80 @@ or, with the folder made by launch/smollm2.py:
   python launch/train.py --config=configs/smollm2_135m.py --workdir=runs/smollm2
 """
 
-import dataclasses
-from typing import Any
-
 from ml_collections import config_dict
 
 from s3ac_jax.algos.recipe import RECIPES
-from s3ac_jax.config.boundary import recipe_dict
+from s3ac_jax.config.boundary import to_config_dict
 from s3ac_jax.config.rollout import RolloutConfig
+from s3ac_jax.config.run import (
+    CadenceConfig,
+    CriticConfig,
+    OptimizerConfig,
+    ReferenceConfig,
+    RunConfig,
+    SchedulerConfig,
+    StartConfig,
+    TrainConfig,
+    ValuePretrainingConfig,
+)
+from s3ac_jax.config.tasks import Sums
 from s3ac_jax.models.spec import DecoderSpec
 from s3ac_jax.parallel.mesh import MeshSpec
 
 ACTOR_LR = 1e-5
-MAX_RESPONSE_TOKENS = 16
+RECIPE = "s3ac_single"
 
 
 def get_config() -> config_dict.ConfigDict:
-    model = DecoderSpec(
-        vocab_size=49152,
-        hidden_size=576,
-        num_layers=30,
-        num_heads=9,
-        num_kv_heads=3,
-        head_dim=64,
-        intermediate_size=1536,
-        rope_theta=100000.0,
-        rms_norm_eps=1e-5,
-        # On a CPU without matrix units for bfloat16 that is slower (decoding: 3.4 times).
-        dtype="float32",
+    run = RunConfig(
+        name="smollm2_135m",
+        seed=0,
+        task=Sums(
+            max_prompt_tokens=32,
+            digits=(1, 2),
+            operators="+-",
+            wordings=("{a} {op} {b}", "{a}{op}{b}"),
+            num_train=384,
+            num_held_out=128,
+            system="You are a calculator. Reply with the result only.",
+        ),
+        start=StartConfig(hf="runs/models/smollm2_135m"),
+        model=DecoderSpec(
+            vocab_size=49152,
+            hidden_size=576,
+            num_layers=30,
+            num_heads=9,
+            num_kv_heads=3,
+            head_dim=64,
+            intermediate_size=1536,
+            rope_theta=100000.0,
+            rms_norm_eps=1e-5,
+            # On a CPU without matrix units for bfloat16 that is slower (decoding: 3.4 times).
+            dtype="float32",
+        ),
+        recipe=RECIPES[RECIPE],
+        rollout=RolloutConfig(
+            slots=32,
+            max_response_tokens=16,
+            steps_per_dispatch=8,
+            insert_batch=16,
+            temperature=0.5,
+        ),
+        reference=ReferenceConfig(),
+        value_pretraining=ValuePretrainingConfig(
+            early_prompts=0,
+            middle_prompts=0,
+            late_prompts=256,
+            batch_responses=32,
+            lr=5 * ACTOR_LR,
+            warmup_steps=2,
+            diagnose_steps=0,
+        ),
+        actor=OptimizerConfig(ACTOR_LR, clip=1.0, weight_decay=0.0),
+        critic=CriticConfig(5 * ACTOR_LR, clip=10.0, weight_decay=0.0),
+        train=TrainConfig(num_ticks=32, batch_prompts=32, pack_tokens=96, micro_rows=8),
+        scheduler=SchedulerConfig(candidates=48),
+        cadence=CadenceConfig(evaluate_every=10, save_every=20, keep_checkpoints=1),
+        mesh=MeshSpec(),
     )
-    columns: dict[str, Any] = {"name": "s3ac_single", **recipe_dict(RECIPES["s3ac_single"])}
-    if columns["updates"] is None:
-        columns["updates"] = config_dict.placeholder(int)
-    adam = {"weight_decay": 0.0, "b1": 0.9, "b2": 0.999, "warmup_steps": 0}
-    return config_dict.ConfigDict(
-        {
-            "name": "smollm2_135m",
-            "seed": 0,
-            "task": {
-                "kind": "Sums",
-                "max_prompt_tokens": 32,
-                "digits": (1, 2),
-                "operators": "+-",
-                "wordings": ("{a} {op} {b}", "{a}{op}{b}"),
-                "num_train": 384,
-                "num_held_out": 128,
-                "seed": 0,
-                "system": "You are a calculator. Reply with the result only.",
-                "thinking": False,
-            },
-            "start": {"hf": "runs/models/smollm2_135m"},
-            "model": dataclasses.asdict(model),
-            "recipe": columns,
-            "rollout": dataclasses.asdict(
-                RolloutConfig(
-                    slots=32,
-                    max_response_tokens=MAX_RESPONSE_TOKENS,
-                    steps_per_dispatch=8,
-                    insert_batch=16,
-                    temperature=0.5,
-                )
-            ),
-            "reference": {"samples": 0},
-            "value_pretraining": {
-                "early_prompts": 0,
-                "middle_prompts": 0,
-                "late_prompts": 256,
-                "epochs": 2,
-                "batch_responses": 32,
-                "lr": 5 * ACTOR_LR,
-                "warmup_steps": 2,
-                "diagnose_steps": 0,
-            },
-            "actor": {"lr": ACTOR_LR, "clip": 1.0, **adam},
-            "critic": {
-                "lr": 5 * ACTOR_LR,
-                "clip": 10.0,
-                **adam,
-                "head_std": config_dict.placeholder(float),  # None: 1 / (hidden_size + 1)
-            },
-            "train": {
-                "num_ticks": 32,
-                "batch_prompts": 32,
-                "pack_tokens": 96,
-                "micro_rows": 8,
-                "minibatches": 1,
-            },
-            "scheduler": {
-                "candidates": 48,
-                "max_rounds": 8,
-                "judge": "learning",
-                "value_noise": 0.0,
-            },
-            "cadence": {"evaluate_every": 10, "save_every": 20, "keep_checkpoints": 1},
-            "mesh": dataclasses.asdict(MeshSpec()),
-        }
-    )
+    return to_config_dict(run, recipe=RECIPE)

@@ -16,14 +16,24 @@ of S3AC; configs/study_tiny.py has one for each.
 """
 
 import dataclasses
-from typing import Any
 
 from ml_collections import config_dict
 
+from s3ac_jax.algos.averaging import ConstantLength
 from s3ac_jax.algos.recipe import RECIPES
-from s3ac_jax.config.boundary import ConfigError, recipe_dict
+from s3ac_jax.config.boundary import ConfigError, to_config_dict
 from s3ac_jax.config.rollout import RolloutConfig
-from s3ac_jax.config.run import SftConfig, StartConfig, ValuePretrainingConfig
+from s3ac_jax.config.run import (
+    CadenceConfig,
+    CriticConfig,
+    OptimizerConfig,
+    ReferenceConfig,
+    RunConfig,
+    SchedulerConfig,
+    TrainConfig,
+    ValuePretrainingConfig,
+)
+from s3ac_jax.config.tasks import Ladder
 from s3ac_jax.data.arithmetic import TOKENIZER
 from s3ac_jax.models.spec import DecoderSpec
 from s3ac_jax.parallel.mesh import MeshSpec
@@ -36,74 +46,47 @@ def get_config(arg: str = "s3ac_single") -> config_dict.ConfigDict:
     if arg not in RECIPES:
         raise ConfigError(f"configs/tiny.py has no preset {arg!r}; known: {', '.join(RECIPES)}")
     recipe = RECIPES[arg]
-    model = DecoderSpec(
-        vocab_size=TOKENIZER.vocab_size,
-        hidden_size=64,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        intermediate_size=192,
-        init_std=0.125,
-        onehot_embedding=True,
-    )
-    columns: dict[str, Any] = {"name": arg, **recipe_dict(recipe)}
-    if columns["updates"] is None:
-        columns["updates"] = config_dict.placeholder(int)
-    if "length" in columns["average"]:
-        columns["average"]["length"] = MAX_RESPONSE_TOKENS
-    if columns["shaping"] is not None:
+    if isinstance(recipe.average, ConstantLength):
+        average = dataclasses.replace(recipe.average, length=MAX_RESPONSE_TOKENS)
+        recipe = dataclasses.replace(recipe, average=average)
+    if recipe.shaping is not None:
         # 8-step answers have 35 tokens: a buffer of a fifth of the limit would punish right ones.
-        columns["shaping"]["buffer_share"] = 0.1
-    adam = {"weight_decay": 0.0, "b1": 0.9, "b2": 0.999, "warmup_steps": 0}
-    return config_dict.ConfigDict(
-        {
-            "name": "tiny",
-            "seed": 0,
-            "task": {
-                "kind": "Ladder",
-                "max_steps": 8,
-                "num_train": 4096,
-                "num_held_out": 512,
-                "seed": 0,
-            },
-            "model": dataclasses.asdict(model),
-            "recipe": columns,
-            "rollout": dataclasses.asdict(
-                RolloutConfig(
-                    slots=128,
-                    max_response_tokens=MAX_RESPONSE_TOKENS,
-                    steps_per_dispatch=8,
-                    insert_batch=32,
-                    temperature=1.0,
-                )
-            ),
-            "start": dataclasses.asdict(StartConfig()),
-            "sft": dataclasses.asdict(SftConfig()),
-            # A history that starts from a success rate needs one.
-            "reference": {"samples": 8 if recipe.select.tracks_drift else 0},
-            "value_pretraining": dataclasses.asdict(ValuePretrainingConfig()),
-            "actor": {"lr": ACTOR_LR, "clip": 1.0, **adam},
-            "critic": {
-                "lr": 5 * ACTOR_LR,
-                "clip": 10.0,
-                **adam,
-                "head_std": config_dict.placeholder(float),  # None: 1 / (hidden_size + 1)
-            },
-            "train": {
-                "num_ticks": 100,
-                "batch_prompts": 256 // recipe.responses_per_prompt,
-                "pack_tokens": 64,
-                "micro_rows": 8,
-                "minibatches": 4,
-            },
-            "scheduler": {
-                "candidates": 2 * (256 // recipe.responses_per_prompt),
-                "max_rounds": 8,
-                "judge": "learning",
-                "value_noise": 0.0,
-            },
-            "cadence": {"evaluate_every": 5, "save_every": 10, "keep_checkpoints": 2},
-            "mesh": dataclasses.asdict(MeshSpec()),
-        }
+        shaping = dataclasses.replace(recipe.shaping, buffer_share=0.1)
+        recipe = dataclasses.replace(recipe, shaping=shaping)
+    batch_prompts = 256 // recipe.responses_per_prompt
+    run = RunConfig(
+        name="tiny",
+        seed=0,
+        task=Ladder(max_steps=8, num_train=4096, num_held_out=512),
+        model=DecoderSpec(
+            vocab_size=TOKENIZER.vocab_size,
+            hidden_size=64,
+            num_layers=2,
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=16,
+            intermediate_size=192,
+            init_std=0.125,
+            onehot_embedding=True,
+        ),
+        recipe=recipe,
+        rollout=RolloutConfig(
+            slots=128,
+            max_response_tokens=MAX_RESPONSE_TOKENS,
+            steps_per_dispatch=8,
+            insert_batch=32,
+            temperature=1.0,
+        ),
+        # A history that starts from a success rate needs one.
+        reference=ReferenceConfig(samples=8 if recipe.select.tracks_drift else 0),
+        value_pretraining=ValuePretrainingConfig(),
+        actor=OptimizerConfig(ACTOR_LR, clip=1.0, weight_decay=0.0),
+        critic=CriticConfig(5 * ACTOR_LR, clip=10.0, weight_decay=0.0),
+        train=TrainConfig(
+            num_ticks=100, batch_prompts=batch_prompts, pack_tokens=64, micro_rows=8, minibatches=4
+        ),
+        scheduler=SchedulerConfig(candidates=2 * batch_prompts),
+        cadence=CadenceConfig(evaluate_every=5, save_every=10),
+        mesh=MeshSpec(),
     )
+    return to_config_dict(run, recipe=arg)

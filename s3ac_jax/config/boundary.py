@@ -5,7 +5,7 @@ import difflib
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ml_collections import config_dict
@@ -20,12 +20,17 @@ FREE_KEYS: set[str] = {
     "cadence.evaluate_every",
     "cadence.keep_checkpoints",
     "cadence.save_every",
+    "evaluation.bootstrap",
+    "evaluation.chunk_rows",
+    "evaluation.every",
+    "evaluation.graders",
     "rollout.addresses",
     "rollout.max_in_flight",
     "rollout.server_patience_s",
     "rollout.tls_ca",
     "rollout.token_file",
     "rollout.weights_folder",
+    "task.graders",
     "train.num_ticks",
 }
 
@@ -48,39 +53,69 @@ def from_config_dict(cd: ConfigDict) -> RunConfig:
     Raises ConfigError: unknown or missing key, wrong type, impossible combination.
     Source: ours: behind this line a config is frozen, typed and whole.
     """
-    return _section(RunConfig, cd, "")
+    return section(RunConfig, cd)
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """Every number of the run as JSON: dicts, lists, text, numbers, None.
 
-    The task and the columns of the recipe carry their "kind": two guards may share the names of
-    their fields.
+    What may be of several classes (the task, the columns of the recipe) carries its "kind": two
+    guards may share the names of their fields.
 
     Source: ours: what config.json keeps and a resumed run is compared with.
     """
-    task = {"kind": type(config.task).__name__, **_plain(config.task)}
-    return {**_plain(config), "task": task, "recipe": recipe_dict(config.recipe)}
+    return {**plain(config), "recipe": recipe_dict(config.recipe)}
+
+
+def to_config_dict(config: Any, *, recipe: str = "") -> ConfigDict:
+    """What a config file returns for this RunConfig, or another config without a recipe.
+
+    recipe: the name that config.recipe goes by. Every key is there, and a None can be set on the
+    command line where it stands for a number or a text.
+    Source: ours: a config file is checked where it is written.
+    """
+
+    def absent(hint: Any) -> Any:
+        kind = next((one for one in typing.get_args(hint) if one in _NAMES), None)
+        return None if kind is None else config_dict.placeholder(kind)
+
+    tree = plain(config, absent=absent)
+    if recipe:
+        tree["recipe"] = {"name": recipe, **recipe_dict(config.recipe, absent)}
+    return ConfigDict(tree)
+
+
+def kept_run(kept: Mapping[str, Any]) -> RunConfig:
+    """The run of which `to_dict` gave this, in this version or an earlier one.
+
+    Fields that came since are as they default. Raises ConfigError when it can't be read.
+    Source: ours: a run of before can go on.
+    """
+    try:
+        recipe = _spelled_recipe(kept.get("recipe"), "recipe")
+    except TypeError as error:  # a column is missing
+        raise ConfigError(f"recipe: {error}") from error
+    return section(RunConfig, {**kept, "recipe": recipe})
 
 
 def completed(kept: dict[str, Any]) -> dict[str, Any]:
-    """What `to_dict` gave in an earlier version, with the fields that came since as they default.
+    """What `to_dict` gave in an earlier version, as it would give it now.
 
     As it is where this version can't read it. Source: ours: a run of before can go on.
     """
     try:
-        recipe = _spelled_recipe(kept.get("recipe"), "recipe")
-        return to_dict(_section(RunConfig, {**kept, "recipe": recipe}, ""))
-    except (ConfigError, TypeError):  # a TypeError: a column of the recipe is missing
+        return to_dict(kept_run(kept))
+    except ConfigError:
         return kept
 
 
-def recipe_dict(recipe: Recipe) -> dict[str, Any]:
+def recipe_dict(recipe: Recipe, absent: Callable[[Any], Any] = lambda _: None) -> dict[str, Any]:
     """The columns of a recipe as nested dicts, each with its "kind".
 
+    absent: what stands for None, by the field's annotation.
     Source: ours: what a config file says of a recipe, and what config.json keeps of it.
     """
-    columns = _plain(recipe)
+    columns = plain(recipe, absent=absent)
     for column, node in columns.items():
         if isinstance(node, dict):
             columns[column] = {"kind": type(getattr(recipe, column)).__name__, **node}
@@ -97,8 +132,12 @@ def closest(name: object, known: Iterable[object]) -> str:
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(names) or 'none'}"
 
 
-def _section(cls: type, node: Any, where: str, base: Any = None) -> Any:
-    """A `cls` from the keys of `node`; base: the instance that gives the keys left out."""
+def section(cls: type, node: Any, where: str = "", base: Any = None) -> Any:
+    """A `cls`, by the annotations of its fields, from the keys of `node`.
+
+    where: name of the section, for messages. base: the instance that gives the keys left out.
+    Raises ConfigError naming the key. Source: ours.
+    """
     if not isinstance(node, ConfigDict | Mapping):
         raise ConfigError(f"{where or 'the config'} must be a section with keys, {_got(node)}")
     fields = {field.name: field for field in dataclasses.fields(cls)}
@@ -176,7 +215,7 @@ def _column(part: Any, node: Any, where: str, kinds: dict[str, type]) -> Any:
     own = None if part is None else type(part).__name__
     name = _field(str, node, "kind", where) if "kind" in node else own
     if name == own and part is not None:
-        return _section(type(part), rest, where, part)
+        return section(type(part), rest, where, part)
     if name is None and len(kinds) == 1:
         name = next(iter(kinds))
     return _of_kind(kinds, {"kind": name, **rest}, where)
@@ -189,7 +228,7 @@ def _of_kind(kinds: dict[str, type], node: Any, where: str) -> Any:
     name = _get(node, "kind", where) if "kind" in node else next(iter(kinds))
     if name not in kinds:
         raise ConfigError(f"{where}.kind must be {_one_of(kinds)}, {_got(name)}")
-    return _section(kinds[name], {k: _get(node, k, where) for k in node if k != "kind"}, where)
+    return section(kinds[name], {k: _get(node, k, where) for k in node if k != "kind"}, where)
 
 
 def column_section(column: str, name: str, where: str) -> ConfigDict:
@@ -243,8 +282,12 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if inner is Recipe:
         return value if isinstance(value, Recipe) else _recipe(value, where)
     if dataclasses.is_dataclass(inner):
-        return _section(inner, value, where)
+        return section(inner, value, where)
     args = typing.get_args(inner)
+    if typing.get_origin(inner) is Mapping:
+        if not isinstance(value, ConfigDict | Mapping):
+            raise ConfigError(f"{where} must be a section with keys, {_got(value)}")
+        return {name: _field(args[1], value, name, where) for name in value}
     if typing.get_origin(inner) is tuple and isinstance(value, tuple | list):
         each = args[:1] * len(value) if args[1:] == (...,) else args
         if len(each) == len(value):
@@ -285,7 +328,20 @@ def _join(where: str, name: object) -> str:
     return f"{where}.{name}" if where else str(name)
 
 
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
-    return [_plain(one) for one in value] if isinstance(value, tuple | list) else value
+def plain(value: Any, hint: Any = None, absent: Callable[[Any], Any] = lambda _: None) -> Any:
+    """`value` as JSON has it: dicts, lists, text, numbers, None.
+
+    hint: its annotation, for the classes that it might be of. absent: what stands for None, by the
+    annotation. Source: ours.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        hints = typing.get_type_hints(type(value))
+        names = [field.name for field in dataclasses.fields(value)]
+        tree = {name: plain(getattr(value, name), hints[name], absent) for name in names}
+        return {"kind": type(value).__name__, **tree} if len(_kinds(hint)) > 1 else tree
+    if isinstance(value, Mapping):
+        inner = typing.get_args(hint)[1] if hint else None
+        return {name: plain(one, inner, absent) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(one, None, absent) for one in value]
+    return absent(hint) if value is None else value

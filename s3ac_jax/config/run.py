@@ -7,6 +7,7 @@ from typing import Literal
 from s3ac_jax.algos.recipe import Recipe
 from s3ac_jax.algos.selection import Accepting
 from s3ac_jax.config.checks import at_least, positive
+from s3ac_jax.config.evaluation import TrainingEvaluationConfig
 from s3ac_jax.config.rollout import RolloutConfig
 from s3ac_jax.config.tasks import TaskConfig
 from s3ac_jax.data.packing import worst_case_rows
@@ -226,6 +227,9 @@ class RunConfig:
     mesh: MeshSpec
     sft: SftConfig = SftConfig()
     start: StartConfig = StartConfig()
+    evaluation: TrainingEvaluationConfig = dataclasses.field(
+        default_factory=TrainingEvaluationConfig
+    )
 
     @property
     def trains_policies(self) -> bool:
@@ -290,6 +294,7 @@ class RunConfig:
                 f"mesh.expert ({self.mesh.expert}) must divide the experts of the model ({experts})"
             )
         self._check_start()
+        self._check_suites()
         if self.model.vocab_size < self.task.min_vocab_size:
             raise ValueError(
                 f"model.vocab_size must be at least {self.task.min_vocab_size}, the tokens of the "
@@ -321,11 +326,10 @@ class RunConfig:
                 f"mesh.fsdp ({self.mesh.row_shards})"
             )
         for section, name in (("scheduler", "candidates"), ("train", "batch_prompts")):
-            value = getattr(getattr(self, section), name)
-            if value > self.task.num_train:
+            value, there = getattr(getattr(self, section), name), self.task.num_train
+            if there is not None and value > there:
                 raise ValueError(
-                    f"{section}.{name} ({value}) must not exceed task.num_train "
-                    f"({self.task.num_train})"
+                    f"{section}.{name} ({value}) must not exceed task.num_train ({there})"
                 )
         walks = self.recipe.select.reads_values and isinstance(self.recipe.select, Accepting)
         looked_at = self.scheduler.candidates * self.scheduler.max_rounds
@@ -335,6 +339,23 @@ class RunConfig:
                 f"({self.scheduler.max_rounds}) can't fill train.batch_prompts "
                 f"({self.train.batch_prompts}); raise one of the two"
             )
+
+    def _check_suites(self) -> None:
+        if not self.evaluation.every:
+            return
+        limits = {
+            "max_prompt_tokens": ("task", self.task.max_prompt_tokens),
+            "max_response_tokens": ("rollout", self.rollout.max_response_tokens),
+        }
+        for name, suite in self.evaluation.suites.items():
+            for field, (section, limit) in limits.items():
+                # The run's own held-out prompts fit.
+                own = suite.source is None and section == "task"
+                if not own and getattr(suite, field) > limit:
+                    raise ValueError(
+                        f"evaluation.suites.{name}.{field} ({getattr(suite, field)}) must not "
+                        f"exceed {section}.{field} ({limit}), which the run's sampler is made for"
+                    )
 
     def _check_start(self) -> None:
         if self.start.hf:

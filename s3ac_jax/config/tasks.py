@@ -1,11 +1,12 @@
 """Tasks: what is asked and how it is graded. A run's `task` is one of them, told by its "kind"."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import ClassVar
 
-from s3ac_jax.config.checks import at_least
+from s3ac_jax.config.checks import at_least, positive
+from s3ac_jax.config.sources import SourceConfig, check_sums
 from s3ac_jax.data.arithmetic import TOKENIZER
-from s3ac_jax.data.sums import OPERATORS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,24 +72,49 @@ class Sums:
 
     def __post_init__(self):
         at_least("task", self, max_prompt_tokens=1, num_train=1, num_held_out=1, seed=0)
-        if not self.digits or set(self.digits) - {1, 2} or len(set(self.digits)) < len(self.digits):
-            raise ValueError(f"task.digits must be (1,), (2,) or (1, 2), got {self.digits}")
-        known = self.operators and not set(self.operators) - set(OPERATORS)
-        if not known or len(set(self.operators)) < len(self.operators):
-            raise ValueError(
-                f"task.operators must be some of {OPERATORS!r}, each once, got {self.operators!r}"
-            )
-        if not self.wordings:
-            raise ValueError("task.wordings must hold at least one wording")
-        for wording in self.wordings:
-            if any(wording.count(part) != 1 for part in ("{a}", "{op}", "{b}")) or (
-                wording.count("{") + wording.count("}") != 6
-            ):
-                raise ValueError(
-                    f"task.wordings: {wording!r} must have {{a}}, {{op}} and {{b}}, each once, and "
-                    "no other braces"
-                )
+        check_sums("task", self.digits, self.operators, self.wordings)
+
+
+@dataclasses.dataclass(frozen=True)
+class Questions:
+    """Questions with known answers, through the chat template of the model's folder.
+
+    train, held_out: sources by name; the name is what metrics and the table call them. Without
+    `start.hf` the text is bytes and the policies are warm-started (`sft`). instruction: added to
+    each question; system: message before it, the template's own default when empty. thinking: what
+    the template is told of it. deduplicate: leave out what is asked twice, and training questions
+    that held-out sets or evaluation suites ask too. graders: worker processes. deadline_s: seconds
+    of work on one answer. seed: of the mixing.
+    Source: ours; the instruction is that of the Qwen2.5-Math report (2409.12122).
+    """
+
+    max_prompt_tokens: int
+    train: Mapping[str, SourceConfig]
+    held_out: Mapping[str, SourceConfig]
+    instruction: str = "Put your final answer within \\boxed{}."
+    system: str = ""
+    thinking: bool = False
+    deduplicate: bool = True
+    graders: int = 2
+    deadline_s: float = 2.0
+    seed: int = 0
+
+    sized_by: ClassVar[str] = "task.max_prompt_tokens"
+    has_warm_start: ClassVar[bool] = True
+    # Its tokenizer comes with the model, and is looked at when the task is made.
+    min_vocab_size: ClassVar[int] = 1
+    # A digit in its box, in a tokenizer that has "boxed" in one token, and the stop token.
+    max_answer_tokens: ClassVar[int] = 6
+    # Known when the sources have been read.
+    num_train: ClassVar[int | None] = None
+
+    def __post_init__(self):
+        at_least("task", self, max_prompt_tokens=1, graders=1, seed=0)
+        positive("task", self, "deadline_s")
+        for name in ("train", "held_out"):
+            if not getattr(self, name):
+                raise ValueError(f"task.{name} must name at least one source of questions")
 
 
 # The first one is meant where a config names no kind.
-TaskConfig = Ladder | Sums
+TaskConfig = Ladder | Sums | Questions

@@ -18,6 +18,8 @@ _SPARK_COLUMNS = 40
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SHOWN = (
     ("held_out/accuracy", "held-out accuracy", "percent"),
+    ("solved", "solved", "percent"),
+    ("cut_off", "cut off", "percent"),
     ("reward", "reward", ".3f"),
     ("explained_variance", "explained variance", ".2f"),
     ("value_loss", "value loss", ".4f"),
@@ -66,10 +68,12 @@ class Progress(Protocol):
         """
 
 
-def make_progress(stages: list[str], file: TextIO | None = None) -> Progress:
+def make_progress(
+    stages: list[str], file: TextIO | None = None, *, unit: str = "ticks"
+) -> Progress:
     """The live view if `file` (default: stdout) is a terminal, plain lines otherwise.
 
-    stages: names in the order in which they will run.
+    stages: names in the order in which they will run. unit: what is counted in them.
 
     Source: ours: a log file must hold no escape codes.
     """
@@ -78,7 +82,7 @@ def make_progress(stages: list[str], file: TextIO | None = None) -> Progress:
     # Not console.is_terminal: FORCE_COLOR, which CI services set, makes that true for pipes.
     if file.isatty() and not console.is_dumb_terminal:
         return LiveProgress(stages, console)
-    return PlainProgress(stages, file)
+    return PlainProgress(stages, file, unit)
 
 
 class _Standing:
@@ -145,9 +149,9 @@ class PlainProgress:
     Source: ours: for pipes, notebooks, CI and batch jobs.
     """
 
-    def __init__(self, stages: list[str], file: TextIO):
+    def __init__(self, stages: list[str], file: TextIO, unit: str = "ticks"):
         self._standing = _Standing(stages)
-        self._file = file
+        self._file, self._unit = file, unit
         self._last_line = float("-inf")
 
     def __enter__(self) -> Self:
@@ -163,7 +167,7 @@ class PlainProgress:
         """
         self._standing.begin(name, total)
         self._last_line = float("-inf")
-        self._say(f"[{name}] starts" + (f", {total} ticks" if total else ""))
+        self._say(f"[{name}] starts" + (f", {total} {self._unit}" if total else ""))
 
     def update(self, done: int, metrics: dict[str, float]) -> None:
         """See `Progress.update`; the metrics of ticks without a line are merged into the next.

@@ -10,6 +10,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from s3ac_jax.algos.selection import Accepting, Ranking, Select
 from s3ac_jax.core.types import DataCursor, LastResponse, PromptStats, Scored
+from s3ac_jax.data.stream import PromptStream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,7 @@ def start_cursor() -> DataCursor:
 
 @dataclasses.dataclass(frozen=True)
 class Scheduler:
-    """Walks the prompt set, epoch by epoch in a shuffled order, and accepts or passes over.
+    """Walks the stream of prompts, epoch by epoch in a shuffled order, and accepts or passes over.
 
     A prompt that is passed over stays in the set and comes again in the next epoch. candidates:
     prompts per critic pass (a static shape). max_rounds: critic passes per draw, after which
@@ -63,7 +64,7 @@ class Scheduler:
 
     select: Select
     num_prompts: int
-    seed: int
+    stream: PromptStream
     batch_prompts: int
     candidates: int
     max_rounds: int
@@ -84,14 +85,9 @@ class Scheduler:
 
     def _walk(self, cursor: DataCursor, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The next `count` prompts and their places counted from the first epoch's start."""
-        places = int(cursor.epoch) * self.num_prompts + int(cursor.offset) + np.arange(count)
-        epochs = places // self.num_prompts
-        index = np.empty(count, np.int64)
-        for epoch in np.unique(epochs):
-            order = np.random.default_rng([self.seed, epoch]).permutation(self.num_prompts)
-            now = epochs == epoch
-            index[now] = order[places[now] % self.num_prompts]
-        return index, places
+        start = int(cursor.epoch) * self.stream.epoch_length + int(cursor.offset)
+        places = start + np.arange(count)
+        return self.stream.at(places), places
 
     def draw(
         self,
@@ -166,7 +162,8 @@ class Scheduler:
 
     def _after(self, place: int) -> DataCursor:
         after = int(place) + 1
-        return DataCursor(np.int32(after // self.num_prompts), np.int32(after % self.num_prompts))
+        epoch, offset = divmod(after, self.stream.epoch_length)
+        return DataCursor(np.int32(epoch), np.int32(offset))
 
     def _aged(self, stats: PromptStats, rows: np.ndarray, tick: int) -> tuple[Array, Array]:
         return self.select.aged(

@@ -23,6 +23,7 @@ from s3ac_jax.parallel import mesh as parallel
 from s3ac_jax.rollout.backend import RolloutBackend
 from s3ac_jax.scheduler.select import Scheduler
 from s3ac_jax.train import score, steps
+from s3ac_jax.train.evaluation.suites import Prepared, prepare_suites
 from s3ac_jax.train.learner import learner_shardings, make_learner, make_optimizer
 from s3ac_jax.train.prepare import critic_batch, make_prepare
 from s3ac_jax.train.rollouts import make_rollout
@@ -57,6 +58,7 @@ class Pretraining:
 class Parts:
     """What a run is made of, apart from its state.
 
+    suites: what is evaluated inside training beside the held-out problems, None for nothing.
     reference: success rate of the base policy on each training prompt, None when not measured.
     Source: ours: everything that compiles or reads files is made once, here.
     """
@@ -69,6 +71,7 @@ class Parts:
     pretraining: Pretraining | None
     rollout: RolloutBackend
     scheduler: Scheduler
+    suites: Prepared | None
     reference: np.ndarray | None
     score: Callable[..., Any]
     score_actor: Callable[..., Any]
@@ -88,6 +91,18 @@ class Parts:
     def held_out(self) -> Split:
         """Prompts to evaluate on. Source: ours."""
         return self.task.held_out
+
+    def close(self, kept: "Parts | None" = None) -> None:
+        """Ends threads, connections and processes, but not those that `kept` goes on with.
+
+        Source: ours.
+        """
+        if kept is None or kept.rollout is not self.rollout:
+            self.rollout.close()
+        if kept is None or kept.task is not self.task:
+            self.task.close()
+        if self.suites is not None and (kept is None or kept.suites is not self.suites):
+            self.suites.close()
 
     def place(self, tree: PyTree) -> PyTree:
         """Host arrays onto the mesh: [R, T] by rows, all else everywhere. Source: ours."""
@@ -169,8 +184,11 @@ def build(config: RunConfig, like: Parts | None = None) -> Parts:
     Source: ours.
     """
     same = _same(config, like)
-    # "model" too: the task compares its tokenizer with it.
-    task = same("task", make_task, "task", "start", "model")
+    # "model": the task compares its tokenizer with it. The others: demonstrations have to fit, and
+    # what suites ask is nothing to train on.
+    task = same(
+        "task", make_task, "task", "start", "model", "rollout.max_response_tokens", "evaluation"
+    )
     actor = same("actor", make_actor, "model", "actor")
     critic = same("critic", make_critic, "model", "critic", "recipe.critic")
     pretraining = same(
@@ -197,12 +215,13 @@ def build(config: RunConfig, like: Parts | None = None) -> Parts:
         ),
         scheduler=Scheduler(
             recipe.select,
-            num_prompts=config.task.num_train,
-            seed=config.seed,
+            num_prompts=len(task.train.prompts),
+            stream=task.stream(config.seed),
             batch_prompts=config.train.batch_prompts,
             candidates=config.scheduler.candidates,
             max_rounds=config.scheduler.max_rounds,
         ),
+        suites=same("suites", lambda config: _suites(config, task), "task", "evaluation", "start"),
         reference=None,
         score=same(
             "score",
@@ -249,6 +268,15 @@ def build(config: RunConfig, like: Parts | None = None) -> Parts:
             ),
             *read, "critic", "recipe.critic",
         ),
+    )  # fmt: skip
+
+
+def _suites(config: RunConfig, task: Task) -> Prepared | None:
+    if not config.evaluation.every:
+        return None
+    return prepare_suites(
+        config.evaluation, task.tokenizer, task.template, held_out=task.held_out,
+        grader=task.grader,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from s3ac_jax.report.log import MetricLog
 from s3ac_jax.scheduler.select import empty_stats, start_cursor
 from s3ac_jax.train import keys
 from s3ac_jax.train.build import Parts, abstract_learner, fresh_learner
+from s3ac_jax.train.evaluation.harness import evaluate_suites
 from s3ac_jax.train.interrupt import Interrupted, StopRequest
 from s3ac_jax.train.learner import params_of
 from s3ac_jax.train.tick import evaluate, run_tick
@@ -134,15 +135,35 @@ class OnlineLoop:
             held_out: dict[str, float] = {}
             if tick % config.cadence.evaluate_every == 0:
                 held_out = evaluate(self.parts, params_of(state.actor), evaluation_key)
+            if config.evaluation.every and tick % config.evaluation.every == 0:
+                held_out |= self._suites(state)
             state, report, host = run_tick(self.parts, state, run_key, judge)
             self._flush()
             self._pending = (tick, report, host | held_out)
         self._save(state)
         # The curve's last point: the policy after the last update.
         held_out = evaluate(self.parts, params_of(state.actor), evaluation_key)
+        held_out |= self._suites(state)
         self.log.write(int(state.tick), held_out, STAGE)
         self.progress.update(int(state.tick), held_out)
         return state
+
+    def _suites(self, state: RunState) -> dict[str, float]:
+        """The main numbers of the run's suites, none without suites; records of every sample stay
+        in the workdir."""
+        if self.parts.suites is None:
+            return {}
+        tick = int(state.tick)
+        self.parts.rollout.update_weights(params_of(state.actor), 0)
+        # Records of a tick that is run again are compared with the weights, and made anew.
+        found = evaluate_suites(
+            self.parts.suites, self.parts.rollout,
+            self.log.path.parent / "evaluations" / f"tick_{tick:06d}", tick,
+        )  # fmt: skip
+        averages = [(name.split("/")[1], found[name]) for name in found if name.endswith("/avg")]
+        told = ", ".join(f"{suite} {100 * value:.1f} %" for suite, value in averages)
+        self.progress.note(f"tick {tick}: suites: {told}")
+        return found
 
     def _flush(self) -> None:
         """Writes the metrics of the tick before."""

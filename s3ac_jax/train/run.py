@@ -302,6 +302,8 @@ def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
         with make_progress(STAGES) as progress, StopRequest() as stop, parts.on_mesh():
             whole = Run(parts, folder, progress, stop)
             try:
+                for note in parts.task.notes:
+                    progress.note(note)
                 policies = whole.policies()
                 whole.refer_to(whole.reference(policies["late"]))
                 critic = whole.value_pretraining(policies)
@@ -316,5 +318,5 @@ def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
             f"go on with: {resume_command()}"
         ) from error
     finally:
-        parts.rollout.close()
+        parts.close()
         folder.close()

@@ -279,7 +279,7 @@ def _work(
                     return
     finally:
         if parts is not None:
-            parts.rollout.close()
+            parts.close()
         jax.config.update("jax_compilation_cache_dir", before)
 
 
@@ -288,8 +288,8 @@ def _build(config: RunConfig, like: Parts | None) -> Parts:
         parts = build(config, like)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if like is not None and like.rollout is not parts.rollout:
-        like.rollout.close()
+    if like is not None:
+        like.close(kept=parts)
     return parts
 
 

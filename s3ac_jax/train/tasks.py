@@ -9,11 +9,14 @@ from s3ac_jax.config import tasks as configs
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core.types import Prompt, Rollout, Scored
 from s3ac_jax.data import arithmetic, sums
-from s3ac_jax.data.chat import load_template
+from s3ac_jax.data.chat import ChatTemplate, load_template
 from s3ac_jax.data.hf_tokenizer import HFTokenizer
+from s3ac_jax.data.mixing import Mixture
 from s3ac_jax.data.prompts import PromptSet, arithmetic_prompts, sums_prompts
+from s3ac_jax.data.stream import Epochs, PromptStream
 from s3ac_jax.data.tokenizer import Tokenizer
 from s3ac_jax.rewards.arithmetic import ArithmeticVerifier
+from s3ac_jax.rewards.pool import GraderPool
 from s3ac_jax.rewards.sums import SumsVerifier
 from s3ac_jax.rewards.verifier import Verifier
 
@@ -40,7 +43,10 @@ class Demonstrate(Protocol):
 class Task:
     """What is asked. train and held_out share no problem.
 
-    demonstrate: what a warm start learns from, None for a task that has none.
+    demonstrate: what a warm start learns from, None for a task that has none. template: what the
+    prompts were put through, None for none. grader: of answers, None for a task that needs none.
+    sets: sizes and weights of the sets that training mixes, in their order; empty for one.
+    notes: lines for people on what was left out.
     Source: ours.
     """
 
@@ -48,13 +54,30 @@ class Task:
     train: Split
     held_out: Split
     demonstrate: Demonstrate | None = None
+    template: ChatTemplate | None = None
+    grader: GraderPool | None = None
+    sets: tuple[tuple[int, float], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def stream(self, seed: int) -> PromptStream:
+        """The order of the training prompts. Source: ours."""
+        if len(self.sets) < 2:
+            return Epochs(len(self.train.prompts), seed)
+        sizes, weights = zip(*self.sets, strict=True)
+        return Mixture(sizes, weights, seed)
+
+    def close(self) -> None:
+        """Ends the grader's processes. Source: ours."""
+        if self.grader is not None:
+            self.grader.close()
 
 
 def make_task(config: RunConfig) -> Task:
     """The task of this run.
 
     Raises ValueError when the prompt sets can't be had, or the model can't give every token of the
-    tokenizer; TokenizerError when the folder's tokenizer or chat template can't be used.
+    tokenizer; TokenizerError when the folder's tokenizer or chat template can't be used;
+    ProblemsError when questions can't be read.
     Source: ours.
     """
     match config.task:
@@ -62,6 +85,11 @@ def make_task(config: RunConfig) -> Task:
             return _ladder(config.task)
         case configs.Sums():
             return _sums(config.task, config)
+        case configs.Questions():
+            # Not above: it makes a Task.
+            from s3ac_jax.train.questions import question_task
+
+            return question_task(config.task, config)
 
 
 def _ladder(config: configs.Ladder) -> Task:
@@ -90,11 +118,7 @@ def _ladder(config: configs.Ladder) -> Task:
 
 def _sums(config: configs.Sums, run: RunConfig) -> Task:
     tokenizer = HFTokenizer(run.start.hf)
-    if tokenizer.vocab_size > run.model.vocab_size:
-        raise ValueError(
-            f"model.vocab_size must be at least {tokenizer.vocab_size}, the tokens of "
-            f"{run.start.hf}, got {run.model.vocab_size}"
-        )
+    check_vocabulary(tokenizer, run)
     template = load_template(run.start.hf, tokenizer)
 
     def split(number: int, held_out: bool) -> Split:
@@ -108,4 +132,17 @@ def _sums(config: configs.Sums, run: RunConfig) -> Task:
         )  # fmt: skip
         return Split(prompts, SumsVerifier(problems, tokenizer))
 
-    return Task(tokenizer, split(config.num_train, False), split(config.num_held_out, True))
+    return Task(
+        tokenizer, split(config.num_train, False), split(config.num_held_out, True),
+        template=template,
+    )  # fmt: skip
+
+
+def check_vocabulary(tokenizer: Tokenizer, run: RunConfig) -> None:
+    """Raises ValueError when the model can't give every token of the tokenizer. Source: ours."""
+    if tokenizer.vocab_size > run.model.vocab_size:
+        whose = run.start.hf or "UTF-8, which a task without start.hf is written in"
+        raise ValueError(
+            f"model.vocab_size must be at least {tokenizer.vocab_size}, the tokens of {whose}, got "
+            f"{run.model.vocab_size}"
+        )

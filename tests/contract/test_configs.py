@@ -13,14 +13,19 @@ import pytest
 from s3ac_jax.algos.recipe import RECIPES
 from s3ac_jax.config.boundary import from_config_dict
 from s3ac_jax.core.types import ActorBatch, CriticBatch, Packed
+from s3ac_jax.data.stream import Epochs
 from s3ac_jax.parallel.mesh import MeshSpec
 from s3ac_jax.rollout.backend import MAX_STOP_IDS, Sampling
 from s3ac_jax.train import build as building
 from s3ac_jax.train.learner import params_of
 
 ROOT = Path(__file__).resolve().parents[2]
-# Studies are grids of runs, with tests of their own.
-FILES = [p for p in sorted((ROOT / "configs").glob("*.py")) if not p.stem.startswith("study_")]
+# Studies are grids of runs, and evaluations no runs: with tests of their own.
+FILES = [
+    path
+    for path in sorted((ROOT / "configs").glob("*.py"))
+    if not path.stem.startswith(("study_", "evaluate"))
+]
 MESHES = {"one": MeshSpec(), "data2-tensor2": MeshSpec(data=2, tensor=2)}
 PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -52,7 +57,12 @@ def cases():
 def parts(request, monkeypatch):
     """The parts of one config on one mesh, without its task: no problem sets, no model's folder."""
     file, preset, mesh = request.param
-    task = types.SimpleNamespace(tokenizer=types.SimpleNamespace(stop_ids=(1, 2)))
+    task = types.SimpleNamespace(
+        tokenizer=types.SimpleNamespace(stop_ids=(1, 2)),
+        train=types.SimpleNamespace(prompts=range(4096)),
+        stream=lambda seed: Epochs(4096, seed),
+    )
+    monkeypatch.setattr(building, "_suites", lambda config, task: None)
     monkeypatch.setattr(building, "make_task", lambda config: task)
     return building.build(load(file, preset, MESHES[mesh]))
 

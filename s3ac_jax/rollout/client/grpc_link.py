@@ -42,7 +42,7 @@ _RECONNECT = (
 class WeightsUpdate:
     """The current weights as they are sent. path: of a checkpoint of them, None to stream them.
 
-    Source: ours.
+    params: None for the servers' own, which nobody sends. Source: ours.
     """
 
     def __init__(
@@ -195,8 +195,16 @@ class GrpcLink:
         return (self._seen, found.get("version")) == want
 
     def refresh(self) -> Any:
-        """Future of the cheapest update that brings the current weights. Source: ours."""
+        """Future of the cheapest update that brings the current weights.
+
+        Raises RolloutError when these are the servers' own. Source: ours.
+        """
         weights = self.weights
+        if weights.params is None:
+            raise RolloutError(
+                f"{self.address} has other weights than it had ({self._seen or 'none'} now, before "
+                f"{weights.fingerprint}, version {weights.version}), and none are sent to it"
+            )
         self._cheap = self._seen == weights.fingerprint and not self._whole
         self._seen = ""
         if self._cheap or weights.path is not None:

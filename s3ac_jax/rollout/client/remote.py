@@ -3,6 +3,7 @@
 import collections
 import json
 import math
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +26,8 @@ from s3ac_jax.rollout.wire import ABORT, STOP, Requests, Responses, pack_request
 _PIECES = 4
 # A server that stands still for us is told to go on before we leave, if it answers this soon.
 _LEAVE_S = 3.0
+# Between two looks for a first server.
+_ADOPT_AGAIN_S = 1.0
 
 
 class RemoteRollout:
@@ -99,6 +102,47 @@ class RemoteRollout:
         self._fleet.sync()
         self.version, self._fingerprint = version, fingerprint
 
+    def adopt_weights(self) -> int:
+        """Takes the weights that the servers have as the current ones; returns their version.
+
+        Servers with others, now or later, are an error: nothing is sent to them. Waits for the
+        first one to be there.
+        Raises RolloutError when servers differ, refuse, or are not to be had. Source: ours.
+        """
+        began, patience, told = time.monotonic(), self._fleet.timing.patience, False
+        while True:
+            answers = self._ask("Stats", lambda link: link.call("Stats", pb.Empty(), CONTROL_S))
+            away = raise_refusals("say which weights they have", answers)
+            found = {
+                address: json.loads(reply.json)
+                for address, reply in answers.items()
+                if not isinstance(reply, CallFailed)
+            }
+            if found:
+                break
+            if time.monotonic() - began > patience:
+                raise RolloutError(
+                    f"no rollout server to be had for {patience:g} s ({'; '.join(away)}): start "
+                    "one, or correct the addresses"
+                )
+            if not told:
+                self._notice(
+                    f"waiting for a rollout server ({patience:g} s at most): {'; '.join(away)}"
+                )
+                told = True
+            time.sleep(min(_ADOPT_AGAIN_S, patience))
+        have = {(one["fingerprint"], one["version"]) for one in found.values()}
+        if len(have) > 1:
+            each = ", ".join(
+                f"{address} has {one['fingerprint']} (version {one['version']})"
+                for address, one in found.items()
+            )
+            raise RolloutError(f"the rollout servers have different weights: {each}")
+        (self._fingerprint, self.version), *_ = have
+        for link in self._links:
+            link.weights = WeightsUpdate(None, self.version, self._fingerprint, False, None)
+        return self.version
+
     def generate(self, prompt: Prompt, sampling: Sampling, *, keep_routing: bool = True) -> Rollout:
         """One response for each of the B prompts, in their order.
 
@@ -110,7 +154,9 @@ class RemoteRollout:
         Source: ours.
         """
         if self._fingerprint is None:
-            raise RolloutError("no weights: call update_weights(params, version) first")
+            raise RolloutError(
+                "no weights: call update_weights(params, version) first, or adopt_weights()"
+            )
         check_request(prompt, sampling, self.max_prompt_tokens, self.max_response_tokens)
         shape = self.routing_shape if keep_routing else None
         works = self._pieces(prompt, sampling, shape is not None)

@@ -125,8 +125,9 @@ def test_a_field_of_the_class_that_was(parse):
         ("seed=1.5", "--config.seed=1.5: must be an int"),
         ("model.remat=maybe", "--config.model.remat=maybe: must be true or false"),
         ("seed", "Missing value for flag --config.seed"),
-        ("=3", "--config.: config has no key ''; known: actor, cadence, critic, mesh, model, name, "
-         "recipe, reference, rollout, scheduler, seed, sft, start, task, train, value_pretraining"),
+        ("=3", "--config.: config has no key ''; known: actor, cadence, critic, evaluation, mesh, "
+         "model, name, recipe, reference, rollout, scheduler, seed, sft, start, task, train, "
+         "value_pretraining"),
     ],
 )  # fmt: skip
 def test_bad_overrides(parse, override, message):

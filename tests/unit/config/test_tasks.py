@@ -1,6 +1,7 @@
 """The task of a run: kinds, what each checks, and where a base policy has to come from."""
 
 import dataclasses
+import json
 import runpy
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 
 from s3ac_jax.config.boundary import ConfigError, completed, from_config_dict, to_dict
 from s3ac_jax.config.run import SftConfig, StartConfig
-from s3ac_jax.config.tasks import Ladder, Sums
+from s3ac_jax.config.sources import FileSource, SumsSource, TfdsSource
+from s3ac_jax.config.tasks import Ladder, Questions, Sums
 from s3ac_jax.io.workdir import Workdir
 from tests.helpers import run_config
 
@@ -46,8 +48,11 @@ def test_kinds_have_their_own_fields():
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ({"kind": "Sum"}, r"task\.kind must be 'Ladder' or 'Sums', got 'Sum' \(str\)"),
-        ({"kind": 3}, r"task\.kind must be 'Ladder' or 'Sums', got 3 \(int\)"),
+        (
+            {"kind": "Sum"},
+            r"task\.kind must be 'Ladder' or 'Sums' or 'Questions', got 'Sum' \(str\)",
+        ),
+        ({"kind": 3}, r"task\.kind must be 'Ladder' or 'Sums' or 'Questions', got 3 \(int\)"),
         (7, r"task must be a section with keys, got 7 \(int\)"),
     ],
 )
@@ -120,3 +125,64 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path):
         folder.claim(config, set(), completed)
         folder.close()
     assert completed({"name": "what no version wrote"}) == {"name": "what no version wrote"}
+
+
+QUESTIONS = {
+    "kind": "Questions",
+    "max_prompt_tokens": 24,
+    "train": {
+        "mine": {"path": "mine.jsonl", "question": "problem", "weight": 2},
+        "theirs": {"kind": "TfdsSource", "name": "theirs", "split": "train[:10%]"},
+        "sums": {"kind": "SumsSource", "count": 100, "digits": [1]},
+    },
+    "held_out": {"mine": {"path": "test.jsonl", "limit": 50}},
+}
+
+
+def test_sources_are_sections_by_name():
+    config = from_config_dict(tiny(task=QUESTIONS))
+    assert config.task.train == {
+        "mine": FileSource("mine.jsonl", question="problem", weight=2.0),
+        "theirs": TfdsSource("theirs", split="train[:10%]"),
+        "sums": SumsSource(100, digits=(1,)),
+    }
+    assert config.task.held_out["mine"].limit == 50
+
+
+def test_questions_are_written_as_they_are_read():
+    config = from_config_dict(tiny(task=QUESTIONS))
+    kept = json.loads(json.dumps(to_dict(config)))
+    assert kept["task"]["kind"] == "Questions"
+    kinds = {name: one["kind"] for name, one in kept["task"]["train"].items()}
+    assert kinds == {"mine": "FileSource", "theirs": "TfdsSource", "sums": "SumsSource"}
+    assert completed(kept) == kept
+    del kept["task"]["train"]["mine"]["answer_after"]
+    assert completed(kept) == to_dict(config)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": {}}, r"task\.train must name at least one source"),
+        ({"held_out": {}}, r"task\.held_out must name at least one source"),
+        ({"train": 3}, r"task\.train must be a section with keys, got 3"),
+        ({"train": {"a": {}}}, r"missing from the config file: task\.train\.a\.path"),
+        ({"train": {"a": {"path": "x", "anser": "y"}}}, r"unknown key task\.train\.a\.anser; did"),
+        ({"train": {"a": {"path": "x", "weight": 0}}}, r"task\.train\.a.*weight must be positive"),
+        ({"train": {"a": {"path": "x", "limit": 0}}}, r"task\.train\.a.*limit must be at least 1"),
+        ({"train": {"a": {"kind": "Csv"}}}, r"task\.train\.a\.kind must be 'FileSource' or 'Tfds"),
+        (
+            {"train": {"a": {"kind": "SumsSource", "count": 3, "operators": "/"}}},
+            r"task\.train\.a.*operators must be some of",
+        ),
+        ({"graders": 0}, r"task\.graders must be at least 1"),
+        ({"deadline_s": 0}, r"task\.deadline_s must be positive"),
+    ],
+)
+def test_questions_are_checked(change, message):
+    with pytest.raises(ConfigError, match=message):
+        from_config_dict(tiny(task=QUESTIONS | change))
+
+
+def test_how_many_questions_there_are_is_not_known_before_they_are_read():
+    assert Questions(8, {"a": FileSource("a")}, {"a": FileSource("a")}).num_train is None

@@ -3,12 +3,13 @@
 import numpy as np
 
 from s3ac_jax.core.types import Prompt, Rollout, Scored
+from s3ac_jax.data.stream import Epochs
 from s3ac_jax.scheduler.select import Scheduler
 
 
-def scheduler(select, **changes):
-    sizes = {"num_prompts": 20, "seed": 3, "batch_prompts": 6, "candidates": 10, "max_rounds": 5}
-    return Scheduler(select, **(sizes | changes))
+def scheduler(select, *, num_prompts=20, seed=3, **changes):
+    sizes = {"batch_prompts": 6, "candidates": 10, "max_rounds": 5}
+    return Scheduler(select, num_prompts, Epochs(num_prompts, seed), **(sizes | changes))
 
 
 def position(cursor, num_prompts=20):

@@ -7,6 +7,7 @@ import pytest
 
 from s3ac_jax.algos.recipe import RECIPES
 from s3ac_jax.data.packing import pack
+from s3ac_jax.data.stream import Epochs
 from s3ac_jax.train.build import build, make_pretraining
 from tests.helpers import make_scored, run_config
 
@@ -37,7 +38,7 @@ def test_another_seed_compiles_nothing(single):
     other = build(config, like=single)
     assert names(other, single) == set()
     assert other.config == config
-    assert other.scheduler.seed == 7
+    assert other.scheduler.stream == Epochs(len(single.train.prompts), seed=7)
     assert other.reference is None
 
 

@@ -808,3 +808,49 @@ def test_one_of_two_has_no_room_for_the_weights(servers, remote, code):
     run(client)
     with pytest.raises(RolloutError, match=f"{two.address}: {code} no room"):
         remote([two]).update_weights(PARAMS, 5)
+
+
+def test_the_servers_own_weights_are_taken_as_they_are(servers, remote):
+    pair = servers(2, version=4, fingerprint="0badcafe")
+    client = remote(pair)
+    assert client.adopt_weights() == 4
+    run(client, version=4)
+    found = client.stats()
+    assert (found["version"], found["fingerprint"]) == (4, "0badcafe")
+    assert not any({"PushWeights", "UpdateWeights"} & set(server.seen) for server in pair)
+
+
+def test_servers_with_different_weights_are_named(servers, remote):
+    (one,) = servers(1, version=4, fingerprint="0badcafe")
+    (other,) = servers(1, version=5, fingerprint="0000beef")
+    with pytest.raises(RolloutError, match=rf"{other.address} has 0000beef \(version 5\)"):
+        remote([one, other]).adopt_weights()
+
+
+def test_weights_that_change_under_an_evaluation_are_an_error(servers, remote):
+    (server,) = servers(1, version=4, fingerprint="0badcafe")
+    client = remote([server])
+    client.adopt_weights()
+    run(client, version=4)
+    server.fingerprint = "0000beef"
+    prompt, sampling = prompts(2), settings(2)
+    with pytest.raises(RolloutError, match=r"has other weights than it had.*0badcafe, version 4"):
+        client.generate(prompt, sampling)
+    assert not {"PushWeights", "UpdateWeights"} & set(server.seen)
+
+
+def test_a_server_that_is_away_is_waited_for(servers, remote, monkeypatch):
+    monkeypatch.setattr("s3ac_jax.rollout.client.remote._ADOPT_AGAIN_S", 0.02)
+    (server,) = servers(1, version=4, fingerprint="0badcafe")
+    server.stop()
+    said = []
+    back = threading.Timer(0.3, server.start)
+    back.start()
+    client = remote([server], timing=PATIENT, notice=said.append)
+    assert client.adopt_weights() == 4
+    back.join()
+    assert len(said) == 1
+    assert "waiting for a rollout server" in said[0]
+    server.stop()
+    with pytest.raises(RolloutError, match=r"no rollout server to be had for 0\.1 s"):
+        remote([server], timing=dataclasses.replace(QUICK, patience=0.1)).adopt_weights()

@@ -1,0 +1,1 @@
+"""Evaluation: suites of questions, answered many times, graded and recorded."""

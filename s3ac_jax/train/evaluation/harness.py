@@ -1,0 +1,195 @@
+"""Answers suites chunk by chunk, records every response, and reads the numbers from the records."""
+
+import concurrent.futures
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from s3ac_jax.core.types import Rollout
+from s3ac_jax.report import evaluation as report
+from s3ac_jax.report.evaluation import Result
+from s3ac_jax.report.records import Header, Record, RecordFile, read
+from s3ac_jax.rewards.answers import NO_BOX
+from s3ac_jax.rewards.verdict import UNJUDGED
+from s3ac_jax.rollout.backend import RolloutBackend, RolloutError
+from s3ac_jax.train.evaluation.answers import answer_of, mark_same, texts_of
+from s3ac_jax.train.evaluation.suites import EvaluationError, Prepared, Suite
+
+# Shares of responses whose reason is one of these, by the name that the table has for them.
+SHARES = {"no_box": sorted(NO_BOX), "hung": sorted(UNJUDGED)}
+# (suite, responses there are, responses wanted, numbers so far)
+OnProgress = Callable[[str, int, int, dict[str, float]], None]
+
+
+def evaluate_suites(
+    prepared: Prepared,
+    backend: RolloutBackend,
+    folder: Path,
+    version: int,
+    on_progress: OnProgress = lambda *_: None,
+    *,
+    keep: bool = False,
+    weights: str | None = None,
+) -> dict[str, float]:
+    """Answers what is not yet answered in `folder`, and gives the main numbers of all suites.
+
+    backend: has the weights, whose number is `version`. folder: gets SUITE.jsonl for each suite;
+    what is there is not made again. Records of other weights, or made with other settings, are
+    made anew; with keep they are an EvaluationError instead. on_progress: after each chunk; may
+    raise, then nothing is lost. weights: what answers, the backend's fingerprint when None.
+    Raises RolloutError, GraderError and OSError too.
+    Source: ours.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = weights or str(backend.stats()["fingerprint"] or "")
+    for suite in prepared.suites:
+        with contextlib.closing(RecordFile(folder / f"{suite.name}.jsonl")) as file:
+            _claim(file, suite, weights, version, keep)
+            _answer(prepared, suite, backend, file, on_progress)
+    return report.metrics(results_of(prepared, folder))
+
+
+def results_of(prepared: Prepared, folder: Path) -> list[Result]:
+    """Every number of every suite, from the records in `folder`. Source: ours."""
+    found = []
+    for suite in prepared.suites:
+        header, records = read(folder / f"{suite.name}.jsonl")
+        if header is None:
+            raise EvaluationError(f"{folder} has no records of {suite.name}")
+        asked = suite.config.reported
+        found.append(
+            report.suite_result(
+                header, records, samples=suite.config.samples, pass_at=asked["pass"],
+                maj_at=asked["maj"], resamples=prepared.config.bootstrap, shares=SHARES,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _claim(file: RecordFile, suite: Suite, weights: str, version: int, keep: bool) -> None:
+    """Compares what the file was made with, or begins it."""
+    header = Header(
+        suite=suite.name, weights=weights, version=version, made_with=suite.made_with,
+        problems=len(suite.ids), dropped=list(suite.dropped),
+    )  # fmt: skip
+    old = file.header
+    if old is None:
+        file.begin(header)
+        return
+    fault = None
+    if old["weights"] != weights:
+        fault = f"of weights {old['weights']}, these are {weights}"
+    elif old["made_with"] != suite.made_with:
+        name, was, now = _difference(old["made_with"], suite.made_with)
+        fault = f"made with {name} {was!r}, now it is {now!r}"
+    elif old["problems"] != len(suite.ids):
+        fault = f"of {old['problems']} problems, now there are {len(suite.ids)}"
+    if fault is None:
+        return
+    if keep:
+        raise EvaluationError(
+            f"{file.path} holds answers {fault}; use another --workdir, or delete that file"
+        )
+    file.begin(header)
+
+
+def _difference(old: dict, new: dict) -> tuple[str, object, object]:
+    return next(
+        (name, old.get(name), new.get(name))
+        for name in dict.fromkeys([*new, *old])
+        if old.get(name) != new.get(name)
+    )
+
+
+def _answer(
+    prepared: Prepared, suite: Suite, backend: RolloutBackend, file: RecordFile,
+    on_progress: OnProgress,
+) -> None:  # fmt: skip
+    there = {(record["problem"], record["sample"]) for record in file.records}
+    problem, sample, _ = suite.places(np.arange(suite.rows))
+    todo = np.array(
+        [
+            row
+            for row in range(suite.rows)
+            if (suite.ids[problem[row]], int(sample[row])) not in there
+        ],
+        np.int64,
+    )
+    done, size = suite.rows - len(todo), prepared.config.chunk_rows
+    on_progress(suite.name, done, suite.rows, _so_far(file.records))
+    with concurrent.futures.ThreadPoolExecutor(1) as grading:
+        # One chunk is graded and written while the next is answered.
+        open_chunk: concurrent.futures.Future[int] | None = None
+        for start in range(0, len(todo), size):
+            rows = todo[start : start + size]
+            rollout = _respond(suite, backend, rows)
+            before, told = open_chunk, {}
+            if before is not None:
+                done, told = done + before.result(), _so_far(file.records)
+            open_chunk = grading.submit(_record, prepared, suite, rows, rollout, file)
+            if before is not None:
+                # Only now, for it may raise: the chunk in hand is recorded first.
+                on_progress(suite.name, done, suite.rows, told)
+        if open_chunk is not None:
+            done += open_chunk.result()
+            on_progress(suite.name, done, suite.rows, _so_far(file.records))
+
+
+def _respond(suite: Suite, backend: RolloutBackend, rows: np.ndarray) -> Rollout:
+    rollout = backend.generate(suite.prompt(rows), suite.sampling(rows), keep_routing=False)
+    if rollout.aborted is not None:
+        raise RolloutError(
+            f"{int(np.sum(rollout.aborted))} of {len(rows)} responses were aborted; the same "
+            "command makes them again"
+        )
+    return rollout
+
+
+def _record(
+    prepared: Prepared, suite: Suite, rows: np.ndarray, rollout: Rollout, file: RecordFile
+) -> int:
+    """Grades a chunk and writes its records; how many there are."""
+    scored = suite.verifier.grade(rollout)
+    texts = texts_of(rollout, prepared.tokenizer)
+    seeds = suite.seeds(rows)
+    problem, sample, prompt = suite.places(rows)
+    kinds = [suite.kinds[one] if suite.kinds else "" for one in prompt]
+    made = []
+    for n in range(len(rows)):
+        stopped = bool(rollout.stopped[n])
+        letters = str(suite.letters[sample[n] % len(suite.letters), problem[n]])
+        right = bool(scored.success[n])
+        reason = scored.reasons[n] if scored.reasons is not None else "verifier"
+        made.append(
+            Record(
+                problem=suite.ids[problem[n]],
+                sample=int(sample[n]),
+                seed=int(seeds[n]),
+                tokens=int(rollout.num_tokens[n]),
+                finish="stop" if stopped else "length",
+                answer=answer_of(texts[n], kinds[n], stopped),
+                correct=right,
+                reason=str(reason),
+                same_as=None,
+                letters=letters or None,
+                response=texts[n],
+            )
+        )
+    asked = {record["problem"] for record in made}
+    earlier = [record for record in file.records if record["problem"] in asked]
+    mark_same(made, earlier, kinds, prepared.grader.same)
+    file.append(made)
+    return len(made)
+
+
+def _so_far(records: list[Record]) -> dict[str, float]:
+    """Numbers for whoever watches."""
+    if not records:
+        return {}
+    return {
+        "solved": float(np.mean([record["correct"] for record in records])),
+        "cut_off": float(np.mean([record["finish"] == "length" for record in records])),
+        "response_tokens": float(np.mean([record["tokens"] for record in records])),
+    }
