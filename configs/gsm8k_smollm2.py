@@ -43,7 +43,7 @@ def get_config() -> config_dict.ConfigDict:
         task=Questions(
             max_prompt_tokens=192,
             train={"gsm8k": FileSource("gsm8k_train_2k")},
-            held_out={"gsm8k": FileSource("gsm8k_test", limit=128)},
+            held_out={"gsm8k": FileSource("gsm8k_test", limit=64)},
         ),
         start=StartConfig(hf="runs/models/smollm2_135m"),
         model=DecoderSpec(
@@ -71,17 +71,17 @@ def get_config() -> config_dict.ConfigDict:
         value_pretraining=ValuePretrainingConfig(
             early_prompts=0,
             middle_prompts=0,
-            late_prompts=128,
-            batch_responses=32,
+            late_prompts=32,
+            batch_responses=16,
             lr=5 * ACTOR_LR,
             warmup_steps=2,
             diagnose_steps=0,
         ),
         actor=OptimizerConfig(ACTOR_LR, clip=1.0, weight_decay=0.0),
         critic=CriticConfig(5 * ACTOR_LR, clip=10.0, weight_decay=0.0),
-        train=TrainConfig(num_ticks=100, batch_prompts=64, pack_tokens=512, micro_rows=4),
-        scheduler=SchedulerConfig(candidates=96),
-        cadence=CadenceConfig(evaluate_every=20, save_every=10, keep_checkpoints=1),
+        train=TrainConfig(num_ticks=20, batch_prompts=16, pack_tokens=512, micro_rows=4),
+        scheduler=SchedulerConfig(candidates=32),
+        cadence=CadenceConfig(evaluate_every=10, save_every=5, keep_checkpoints=1),
         mesh=MeshSpec(),
     )
     return to_config_dict(run, recipe=RECIPE)
