@@ -45,7 +45,7 @@ def _problems(name: str, id: str = "id") -> FileSource:
 
 
 SUITES = {
-    "held_out": SuiteConfig(samples=4, max_response_tokens=40),
+    "held_out": SuiteConfig(samples=4, max_response_tokens=0),
     "gsm8k": _sampled(FileSource("gsm8k_test"), 4, tokens=2048),
     "imo": _sampled(FileSource("imo_answerbench_v2"), 8),
     "math500": _sampled(_problems("math500.jsonl", id="unique_id"), 4),

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Mapping
+from typing import Self
 
 from s3ac_jax.config.checks import at_least, positive
 from s3ac_jax.config.sources import SourceConfig
@@ -17,9 +18,10 @@ class SuiteConfig:
     source: where the questions come from; None: the held-out problems of the run's own task, with
     their own verifier. pass_at, maj_at: the k of pass@k and maj@k beside `samples` itself, which is
     reported where it is more than one. temperature: 0 is greedy. top_p: 1 for all tokens; top_k: 0
-    for all. max_prompt_tokens: longer prompts are left out and counted. instruction: added to each
-    question; system: message before it, the template's own default when empty; thinking: what the
-    template is told of it.
+    for all. max_prompt_tokens: longer prompts are left out and counted. max_response_tokens: 0, for
+    a run's own problems alone, is the limit of its rollouts. instruction: added to each question;
+    system: message before it, the template's own default when empty; thinking: what the template is
+    told of it.
     Source: ours; several samples at a temperature as DeepSeek-R1 (2501.12948) evaluates.
     """
 
@@ -38,7 +40,7 @@ class SuiteConfig:
 
     def __post_init__(self):
         at_least("suite", self, samples=1, temperature=0, top_k=0, max_prompt_tokens=1,
-                 max_response_tokens=1)  # fmt: skip
+                 max_response_tokens=0 if self.source is None else 1)  # fmt: skip
         if not 0 < self.top_p <= 1:
             raise ValueError(f"suite.top_p must be above 0 and at most 1, got {self.top_p}")
         if self.temperature == 0 and self.samples > 1:
@@ -90,10 +92,15 @@ class EvaluationConfig:
                     f"suites.{name}: names of suites have letters, digits and _ . - only"
                 )
 
-    @property
-    def max_prompt_tokens(self) -> int:
-        """Of the suite with the longest prompts; 0 without suites. Source: ours."""
-        return max((suite.max_prompt_tokens for suite in self.suites.values()), default=0)
+    def of_run(self, max_response_tokens: int) -> Self:
+        """The same with the limit of a run's rollouts where a suite takes that. Source: ours."""
+        suites = {
+            name: suite
+            if suite.max_response_tokens
+            else dataclasses.replace(suite, max_response_tokens=max_response_tokens)
+            for name, suite in self.suites.items()
+        }
+        return dataclasses.replace(self, suites=suites)
 
     @property
     def max_response_tokens(self) -> int:

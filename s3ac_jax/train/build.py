@@ -275,8 +275,8 @@ def _suites(config: RunConfig, task: Task) -> Prepared | None:
     if not config.evaluation.every:
         return None
     return prepare_suites(
-        config.evaluation, task.tokenizer, task.template, held_out=task.held_out,
-        grader=task.grader,
+        config.evaluation.of_run(config.rollout.max_response_tokens), task.tokenizer,
+        task.template, held_out=task.held_out, grader=task.grader,
     )  # fmt: skip
 
 

@@ -34,6 +34,8 @@ def evaluate(config: EvaluateConfig, wanted: Wanted, workdir: str | None) -> dic
             "--workdir=runs/evaluation"
         )
     reading = read_target(wanted)
+    if reading.run is not None:
+        config = config.of_run(reading.run.rollout.max_response_tokens)
     with contextlib.ExitStack() as ends:
         ends.callback(reading.close)
         prepared = prepare_suites(config, reading.tokenizer, reading.template, reading.held_out)

@@ -34,7 +34,17 @@ def test_suites_are_sections_by_name():
     assert found.suites["mine"].reported == {"pass": (1, 2, 4), "maj": (4,)}
     assert made().suites["mine"].reported == {"pass": (), "maj": ()}
     assert made(max_response_tokens=7).max_response_tokens == 7
-    assert EvaluationConfig().max_prompt_tokens == 0
+    assert EvaluationConfig().max_response_tokens == 0
+
+
+def test_a_runs_own_problems_may_take_its_limit():
+    own, other = SuiteConfig(max_response_tokens=0), SuiteConfig(max_response_tokens=9)
+    found = EvaluationConfig({"own": own, "other": other}).of_run(40)
+    assert {name: suite.max_response_tokens for name, suite in found.suites.items()} == {
+        "own": 40, "other": 9,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"suite\.max_response_tokens must be at least 1"):
+        SuiteConfig(FileSource("mine.jsonl"), max_response_tokens=0)
 
 
 def test_every_preset_of_the_config_file_is_whole():
