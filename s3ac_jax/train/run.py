@@ -139,6 +139,8 @@ class Run:
         if config.diagnose_steps:
             self.progress.note(f"diagnosing the first {config.diagnose_steps} steps, twice")
         found = value_pretraining.diagnose(parts, scored, backbone)
+        compared = value_pretraining.compared_prompts(parts)
+        self.progress.note(f"comparing it with {compared} fresh responses of the base policy")
         explained = value_pretraining.on_base_policy(parts, backbone, critic, key)
         save_weights(path, jax.tree.map(np.asarray, critic), {"run": parts.config.name})
         facts = {"success_rates": rates, "diagnoses": found, "seconds": seconds, **explained}
@@ -164,6 +166,7 @@ class Run:
         key = keys.stage_key(self.parts.config.seed, keys.REPORT)
         outcomes = {}
         for name, params in (("base", base), ("trained", trained)):
+            self.progress.note(f"held-out problems: four samples and a greedy one, {name} policy")
             outcomes[name] = {
                 "sampled": evaluate(self.parts, params, key, samples=4),
                 "greedy": evaluate(self.parts, params, key, temperature=0.0),

@@ -141,17 +141,27 @@ def pretrain_critic(parts: Parts, scored: Scored, backbone: PyTree, update: Upda
     return params_of(learner)
 
 
+def compared_prompts(parts: Parts) -> int:
+    """How many fresh responses the pretrained critic is compared with.
+
+    Source: ours: as many as it has learnt from, for with a large model they cost as much; 1024 at
+    most, which is enough for two digits.
+    """
+    return min(len(parts.train.prompts), sum(wanted_prompts(parts.config).values()), 1024)
+
+
 def on_base_policy(
     parts: Parts, policy: PyTree, critic: PyTree, key: jax.Array
 ) -> dict[str, float]:
     """How well the critic explains fresh rollouts of the base policy on training prompts.
 
+    As many as `compared_prompts` says.
     Source: S3AC (2610.35518): explained variance when online training starts.
     """
     split = parts.train
     sample_key, order_key = jax.random.split(jax.random.fold_in(key, 99))
     order = np.asarray(jax.random.permutation(order_key, len(split.prompts)))
-    index = order[: min(len(order), 1024)]
+    index = order[: compared_prompts(parts)]
     parts.rollout.update_weights(policy, 0)
     scored = respond(parts, split, index, sample_key)
     batches = pack_batches(parts, scored, np.arange(len(index)), max(1, len(index) // 256))
