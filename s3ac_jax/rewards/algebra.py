@@ -25,6 +25,8 @@ from s3ac_jax.rewards.expression import Node, parse
 # No e, i, d (constants and differentials) and no letter that looks like a function.
 _LETTERS = "xyzabcmnpqrstuvwk"
 _WIDEST = 30_000
+# Bits of a factor between two equations; more take minutes to write in decimals.
+_LARGEST_FACTOR = 256
 _LATEX = (LatexExtractionConfig(boxed_match_priority=-1),)
 # It warns of every call without its own alarm, which works in seconds; ours is in supervisor.py.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -95,6 +97,8 @@ def _ratio(first: Node, second: Node, names: list[str]) -> Fraction | None:
         if not one or not other or not names:
             return None
         ratio = other / one
+        if abs(mp.mag(ratio)) > _LARGEST_FACTOR:
+            return None
         close = Fraction(str(mpmath.nstr(ratio.real, 30))).limit_denominator(10_000)
         if not close or abs(ratio * close.denominator - close.numerator) > abs(ratio) * 2**-80:
             return None
@@ -222,7 +226,9 @@ def _latex(node: Node, letters: dict[str, str]) -> str:
     parts = [_latex(arg, letters) for arg in node.args]
     match node.op:
         case "num":
-            return node.text if node.text[0] != "." else "0" + node.text
+            # A decimal becomes a float in sympy, and 2^{0.5} no sqrt(2).
+            whole, _, digits = node.text.partition(".")
+            return f"\\frac{{{whole}{digits}}}{{1{'0' * len(digits)}}}" if digits else whole
         case "sym":
             return letters[node.text]
         case "const":

@@ -3,15 +3,16 @@
 import re
 
 _WRAPPER = re.compile(
-    r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathsf|mbox|bf|rm)(?![a-zA-Z])"
+    r"\\(?:text|textbf|textit|textrm|textcircled|mathrm|mathbf|mathsf|mbox|bf|rm|boxed|fbox|left|"
+    r"right)(?![a-zA-Z])|[\"`]"
 )
 _LABEL = re.compile(r"(?i)^(?:the )?(?:(?:correct |final )?(?:answer|option|choice)(?: is)?:?)\s+")
 # "B", "(B)", "[B]", "B.", and with a delimiter also the option's text: "B. 42", "(B) 42".
 _LETTER = re.compile(r"^(?:\(([A-Za-z])\)|\[([A-Za-z])\]|([A-Za-z])(?:[.):]|$))[.:]?\s*(.*)$")
 # A second letter where a choice could stand, or a word that takes the first one back.
 _SECOND = re.compile(
-    r"(?:^|[\s,;/&|(\[])(?:([A-Z])(?:[.):\]]|$)|(?:or|and|not|nor|both|either)\s*[(\[]?[A-Za-z]\b)"
-    r"|(?:^|\s)(?:or|nor)\b|[,/&|]\s*[A-Z]\b",
+    r"(?:^|[\s,;/&|(\[])(?:([A-Z])(?:[.):\]]|$)|(?:or|and|not|nor|both|either)\s*[(\[]?[A-Z]\b)"
+    r"|^\s*(?:or|nor)\b|[,/&|]\s*[A-Z]\b",
 )
 
 

@@ -1,8 +1,9 @@
 """Two answers of any shape, part by part; values that need algebra are asked of `leaf`."""
 
+import re
 from collections.abc import Callable, Sequence
 
-from s3ac_jax.rewards import choices, guard, numbers, shapes, words
+from s3ac_jax.rewards import choices, guard, names, numbers, regions, shapes, words
 from s3ac_jax.rewards.expression import parse
 from s3ac_jax.rewards.normalise import Refused
 from s3ac_jax.rewards.shapes import Shape
@@ -11,6 +12,14 @@ from s3ac_jax.rewards.shapes import Shape
 Found = tuple[bool | None, str]
 # Asks of two expressions that no exact rule decided: "same" or "equation" (gold, answer).
 Leaf = Callable[[str, str, str], Found]
+# The space after a comma means something before three digits only: 1, 234 is no 1,234.
+_LOOSE = re.compile(r"(?<=,) (?![0-9]{3}(?![0-9]))|(?<=\\dots) ")
+_ANGLES = re.compile(r"\\pi|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)")
+# What f(x) = x says without it.
+_UNIVERSAL = re.compile(
+    r',? ?(?:"for (?:all|every|any)(?: real)?(?: numbers?)?"|\\forall) ?[a-zA-Z]'
+    r"(?:\\in ?\\bb[A-Z])?$"
+)
 UNKNOWN: Found = (None, "math_verify")
 
 
@@ -25,26 +34,28 @@ def compare(gold: str, answer: str, leaf: Leaf = ask_later) -> Found:
 
     Source: ours.
     """
-    answer = words.opened(answer) if '"' not in gold else answer
-    if _plain(gold) == _plain(answer):
+    gold, answer = _UNIVERSAL.sub("", gold), _UNIVERSAL.sub("", answer)
+    if _plain(gold) in (_plain(answer), _plain(answer := words.opened(answer))):
         return True, "string"
+    if "," not in gold and (number := numbers.read(gold)) and (other := numbers.read(answer)):
+        return _number(number, other)
     if "\\dots" in gold or "\\dots" in answer:
         return False, "text"
     first, second = shapes.read(gold), shapes.read(answer)
-    if first.kind == "value" == second.kind:
-        return values(gold, answer, leaf)
-    return _shaped(first, second, leaf)
+    return _either(first, second, leaf)
 
 
 def _plain(text: str) -> str:
     """For comparing as text: one spelling of words."""
-    bare = text.replace('"', "")
+    bare = _LOOSE.sub("", text.replace('"', ""))
     return bare.lower() if len(bare) > 3 and bare.replace(" ", "").isalpha() else bare
 
 
 def values(gold: str, answer: str, leaf: Leaf) -> Found:
     """Two single values: text, units, exact numbers, then expressions. Source: ours."""
     gold, answer = _bare(gold), _bare(answer)
+    if not gold or not answer:
+        return False, "text"
     if _plain(gold) == _plain(answer):
         return True, "string"
     if len(gold) == 1 and "A" <= gold <= "Z" and len(answer) <= 4:
@@ -65,6 +76,9 @@ def values(gold: str, answer: str, leaf: Leaf) -> Found:
         return _signs(gold, answer, leaf)
     if ":" in gold or ":" in answer:
         return False, "text"
+    if ("\\deg" in gold) != ("\\deg" in answer) and not _ANGLES.search(gold + answer):
+        # 180° - 2a as 180 - 2a; beside pi and under a sine the sign makes a number of it.
+        gold, answer = gold.replace("\\deg", ""), answer.replace("\\deg", "")
     return _expressions("same", gold, answer, leaf)
 
 
@@ -94,11 +108,8 @@ def _expressions(how: str, gold: str, answer: str, leaf: Leaf) -> Found:
     second = [parse(part) for part in answer.split("=")]
     for node in (*first, *second):
         guard.check(node)
-    names = (
-        frozenset().union(*map(guard.variables, first)),
-        frozenset().union(*map(guard.variables, second)),
-    )
-    if names[0] != names[1]:
+    variables = [frozenset().union(*map(guard.variables, side)) for side in (first, second)]
+    if variables[0] != variables[1]:
         return False, "structure"
     if any(all(guard.unevaluated(node, part) for node in first) for part in second):
         return False, "unevaluated"
@@ -124,31 +135,100 @@ def _signs(gold: str, answer: str, leaf: Leaf) -> Found:
 
 def _shaped(gold: Shape, answer: Shape, leaf: Leaf) -> Found:
     """Two shapes of which at least one is no single value."""
+    for side in (gold, answer):
+        if side.kind == "relation" and "a" in side.marks and not names.assigned(side):
+            return _rounded(gold, answer, leaf)
     values_named = _relation_value(gold, answer)
     if values_named is None:
         return False, "structure"
     gold, answer = values_named
     kinds = gold.kind, answer.kind
-    if kinds == ("value", "value"):
+    reals = regions.of_reals(gold) or regions.of_reals(answer)
+    if kinds == ("value", "value") and not reals:
         return values(gold.text, answer.text, leaf)
     if gold.kind == "value" and set(answer.marks) == {"="} and answer.kind == "relation":
         return _chain(gold, answer, leaf)
-    if "relation" in kinds or "union" in kinds or "\\bbR" in (gold.text, answer.text):
+    if "relation" in kinds or "union" in kinds or reals:
         return _regions(gold, answer, leaf)
-    if kinds[0] in ("list", "value") and kinds[1] in ("list", "value"):
-        return _lists(gold, answer, leaf)
-    if kinds[0] in ("list", "set") and kinds[1] in ("list", "set", "value"):
-        if gold.kind == "set" and answer.kind == "value":
-            return False, "structure"
-        return _matched(gold.items, answer.items, leaf)
-    if kinds == ("value", "set"):
-        return False, "structure"
-    if kinds == ("tuple", "list") and gold.marks != "[)" and gold.marks != "(]":
-        items = tuple(_unnamed(item) for item in answer.items)
-        return _in_order(gold.items, items, leaf)
+    if set(kinds) <= {"list", "set", "value"}:
+        # {5} is no 5, but {-5,5} is +-5.
+        single = [side.kind == "value" and "\\pm" not in side.text for side in (gold, answer)]
+        return (
+            (False, "structure") if "set" in kinds and any(single) else _lists(gold, answer, leaf)
+        )
+    if kinds == ("tuple", "list") and gold.marks not in ("[)", "(]"):
+        return _in_order(gold.items, names.by_name(answer.items), leaf)
+    if kinds == ("list", "tuple") and answer.marks == "()" and all(map(names.assigned, gold.items)):
+        return _in_order(names.by_name(gold.items), answer.items, leaf)
     if kinds[0] == kinds[1] and gold.marks == answer.marks:
         return _in_order(gold.items, answer.items, leaf)
     return False, "structure"
+
+
+def _rounded(gold: Shape, answer: Shape, leaf: Leaf) -> Found:
+    """x = sqrt(2) ≈ 1.41: one answer, the exact one where there are two.
+
+    The decimal is the answer only to a gold that is one. Beside a number it has to round it, so
+    that these are no two guesses. A gold cos(1) ≈ 0.54 asks for 0.54: the rest is the question.
+    """
+    first, second = _exact_and_rounded(gold), _exact_and_rounded(answer)
+    if gold.kind == "relation" and not shapes.NAME.fullmatch(gold.items[0].text):
+        first = first[-1:]
+    labels = {
+        shape.items[0].text
+        for shape in (gold, answer)
+        if shape.kind == "relation" and shapes.NAME.fullmatch(shape.items[0].text)
+    }
+    if not first or not second or len(labels) > 1:
+        return False, "structure"
+    if len(first) == len(second):
+        return _in_order(first, second, leaf)
+    if len(first) > 1:
+        exact = _either(first[0], second[0], leaf)
+        return exact if exact[0] is not False else _either(first[1], second[0], leaf)
+    number, exact = _plain_number(first[0]), _plain_number(second[0])
+    if exact and not _rounds(exact, second[1].text):
+        return False, "structure"
+    if number and not exact:
+        constant = _is_constant(second[0].text)
+        return _either(first[0], second[1], leaf) if constant else (False, "structure")
+    found = _either(first[0], second[0], leaf)
+    return _either(first[0], second[1], leaf) if number and found[0] is False else found
+
+
+def _exact_and_rounded(shape: Shape) -> tuple[Shape, ...]:
+    """(exact, rounded), (value,) of another shape, and () for anything longer."""
+    if shape.kind != "relation" or "a" not in shape.marks:
+        return (shape.items[1],) if names.assigned(shape) else (shape,)
+    named = bool(shapes.NAME.fullmatch(shape.items[0].text))
+    allowed = ("a", "=a") if named else ("a",)
+    return shape.items[named:] if shape.marks in allowed else ()
+
+
+def _is_constant(text: str) -> bool:
+    try:
+        return not guard.variables(parse(_unitless(text)))
+    except Refused:
+        return False
+
+
+def _plain_number(shape: Shape) -> numbers.Number | None:
+    number = numbers.read(_unitless(shape.text))
+    return None if number and number.mark == "pi" else number
+
+
+def _unitless(text: str) -> str:
+    return _bare(words.unit_of(_bare(text))[0])
+
+
+def _rounds(exact: numbers.Number, text: str) -> bool:
+    """Is `text` a decimal that `exact` is rounded or cut off to?"""
+    text = _unitless(text)
+    rounded = numbers.read(text)
+    if rounded is None or rounded.mark != exact.mark:
+        return False
+    decimals = len(text.partition(".")[2].rstrip("%"))
+    return abs(rounded.value - exact.value) * 10**decimals < 1
 
 
 def _chain(gold: Shape, answer: Shape, leaf: Leaf) -> Found:
@@ -157,38 +237,31 @@ def _chain(gold: Shape, answer: Shape, leaf: Leaf) -> Found:
     return _in_order([gold] * len(parts), parts, leaf)
 
 
-def _unnamed(shape: Shape) -> Shape:
-    return shape.items[1] if assigned(shape) else shape
-
-
-def assigned(shape: Shape, sign: str = "=") -> bool:
-    """Is it name = something, or (x, y) = something? Source: ours."""
-    if shape.kind != "relation" or shape.marks != sign:
-        return False
-    left = shape.items[0]
-    named = left.items if left.kind == "tuple" else (left,)
-    return all(shapes.NAME.fullmatch(part.text) for part in named)
-
-
 def _relation_value(gold: Shape, answer: Shape) -> tuple[Shape, Shape] | None:
     """Both without the name that one of them, or both alike, give to the value; None for two names.
 
     x = 5 and 5 are one answer, x = 5 and y = 5 are two. x in S is S.
     """
-    gold, answer = (shape.items[1] if assigned(shape, "i") else shape for shape in (gold, answer))
-    if assigned(gold) and assigned(answer):
+    member = [names.assigned(shape, "i") for shape in (gold, answer)]
+    if any(member) and len({regions.variable(shape) for shape in (gold, answer)} - {""}) > 1:
+        return None
+    gold = gold.items[1] if member[0] else gold
+    answer = answer.items[1] if member[1] else answer
+    gold, answer = names.named_first(gold), names.named_first(answer)
+    if names.assigned(gold) and names.assigned(answer):
+        answer = names.same_variable(gold, answer)
         if gold.items[0].text != answer.items[0].text:
             return None
         return gold.items[1], answer.items[1]
-    if assigned(gold) and answer.kind != "relation":
+    if names.assigned(gold) and answer.kind != "relation":
         return gold.items[1], answer
-    if assigned(answer) and gold.kind != "relation":
+    if names.assigned(answer) and gold.kind != "relation":
         return gold, answer.items[1]
     return gold, answer
 
 
 def _lists(gold: Shape, answer: Shape, leaf: Leaf) -> Found:
-    """Unordered lists, of which one may be a single value such as +-3."""
+    """Unordered lists and sets, of which one may be a single value such as +-3."""
     first, second = _spread(gold), _spread(answer)
     if len(first) != len(second):
         # 100,200,300 is a number or a list: a list beside a list.
@@ -196,33 +269,45 @@ def _lists(gold: Shape, answer: Shape, leaf: Leaf) -> Found:
             first = [Shape("value", part) for part in parts]
         else:
             return False, "structure"
-    # x = 1, 2 gives its name once.
-    names = [{item.items[0].text if assigned(item) else "" for item in side}
-             for side in (first, second)]  # fmt: skip
-    if len(names[0]) > 1 and names[1] == {""}:
+    used = [{names.name_of(item) for item in side} for side in (first, second)]
+    given = [side - {""} for side in used]
+    stems = {name.partition("_")[0] for name in given[0] | given[1]}
+    if max(map(len, given)) <= 1:
+        # x = 1, 2 gives its name once.
+        if len(given[0] | given[1]) > 1:
+            return False, "structure"
+    elif not (given[0] and given[1]) and len(stems) == 1 and "" not in used[not given[0]]:
+        pass  # x_1 = 1, x_2 = 2 counts them
+    elif not given[1]:
         return _in_order(first, second, leaf)
-    if len(names[1] - {""}) > 1 and names[0] != names[1]:
+    elif used[0] != used[1]:
         return False, "structure"
-    return _matched(first, second, leaf)
+    else:
+        return _matched(first, second, leaf)
+    return _matched([*map(names.unnamed, first)], [*map(names.unnamed, second)], leaf)
 
 
 def _spread(shape: Shape) -> list[Shape]:
-    """The elements of a list; the two of a value with +-."""
+    """The elements of a list or a set; the two of a value with +-."""
     if shape.kind == "value" and shape.text.count("\\pm") == 1:
         before, _, after = shape.text.partition("\\pm")
         after = after.strip()
         plus = f"{before}+{after}" if before else after
         return [Shape("value", plus), Shape("value", f"{before}-{after}")]
-    if shape.kind == "list":
-        return [part for item in shape.items for part in _spread(item)]
+    if shape.kind in ("list", "set"):
+        return [
+            part
+            for item in shape.items
+            for part in (_spread(item) if item.kind == "value" else (item,))
+        ]
     return [shape]
 
 
 def _either(gold: Shape, answer: Shape, leaf: Leaf) -> Found:
-    if gold.kind == "value" == answer.kind:
-        return values(gold.text, answer.text, leaf)
     if _plain(gold.text) == _plain(answer.text):
         return True, "string"
+    if gold.kind == "value" == answer.kind and not regions.of_reals(gold):
+        return values(gold.text, answer.text, leaf)
     return _shaped(gold, answer, leaf)
 
 
@@ -262,9 +347,9 @@ def _regions(gold: Shape, answer: Shape, leaf: Leaf) -> Found:
     """Unions of intervals, inequalities, and equations."""
     if "=" in gold.marks + answer.marks and "union" not in (gold.kind, answer.kind):
         return _equations(gold, answer, leaf)
-    first, second = _pieces(gold), _pieces(answer)
+    first, second = regions.pieces(gold), regions.pieces(answer)
     if first is None or second is None:
-        same = gold.kind == answer.kind and gold.marks == answer.marks
+        same = gold.kind == answer.kind and gold.marks == answer.marks and gold.kind != "value"
         return _in_order(gold.items, answer.items, leaf) if same else (False, "structure")
     if first[0] and second[0] and first[0] != second[0]:
         return False, "structure"
@@ -275,58 +360,6 @@ def _equations(gold: Shape, answer: Shape, leaf: Leaf) -> Found:
     if gold.kind != "relation" or answer.kind != "relation" or gold.marks + answer.marks != "==":
         return False, "structure"
     # x = 1 and y = 2x + 1 are solved; 2x = 2 and 2x - y + 1 = 0 may be the question.
-    if assigned(gold):
+    if names.assigned(gold):
         return False, "unevaluated"
     return _expressions("equation", gold.text, answer.text, leaf)
-
-
-def _pieces(shape: Shape) -> tuple[str, list[Shape]] | None:
-    """(variable, intervals and other sets) of a union, an interval or an inequality."""
-    parts = shape.items if shape.kind in ("union", "list") else (shape,)
-    name, found = "", []
-    for part in parts:
-        if part.kind == "relation":
-            piece = _interval(part)
-            if piece is None or (name and piece[0] != name):
-                return None
-            name = piece[0]
-            found.append(piece[1])
-        elif part.text == "\\bbR":
-            found.append(_REALS)
-        elif part.kind in ("set", "value") or (
-            part.kind == "tuple" and len(part.items) == 2 and part.marks != "<>"
-        ):
-            found.append(part)
-        else:
-            return None
-    return name, found
-
-
-_REALS = shapes.read("(-\\infty,\\infty)")
-_MIRROR = {"<": ">", ">": "<", "l": "g", "g": "l"}
-
-
-def _interval(shape: Shape) -> tuple[str, Shape] | None:
-    """(variable, interval) of a < x <= b, x > a, a >= x and the like."""
-    items, signs = list(shape.items), shape.marks
-    if any(sign not in _MIRROR for sign in signs) or len(signs) > 2:
-        return None
-    if signs[0] in ">g" and len(signs) == 2:
-        items, signs = items[::-1], "".join(_MIRROR[sign] for sign in reversed(signs))
-    if len(signs) == 1:
-        if not shapes.NAME.fullmatch(items[0].text):
-            items, signs = items[::-1], _MIRROR[signs]
-        if not shapes.NAME.fullmatch(items[0].text):
-            return None
-        variable, bound = items
-        low, high = ("", bound.text) if signs in "<l" else (bound.text, "")
-        marks = ("(" + (")" if signs == "<" else "]")) if high else (
-            ("(" if signs == ">" else "[") + ")"
-        )  # fmt: skip
-    else:
-        if any(sign not in "<l" for sign in signs) or not shapes.NAME.fullmatch(items[1].text):
-            return None
-        variable, low, high = items[1], items[0].text, items[2].text
-        marks = ("(" if signs[0] == "<" else "[") + (")" if signs[1] == "<" else "]")
-    ends = tuple(Shape("value", text) for text in (low or "-\\infty", high or "\\infty"))
-    return variable.text, Shape("tuple", f"{marks[0]}{low},{high}{marks[1]}", ends, marks)

@@ -204,8 +204,10 @@ class _Reader:
             return Node("sym", text=f"{name}_{subscript}")
         if name in ("e", "i"):
             return Node("const", text=name)
-        if name in _APPLIED and self.peek() == "(":
-            self.refuse()
+        ahead = self.tokens[self.place : self.place + 3]
+        numeral = ahead[:1] + ahead[2:] == ["(", ")"] and ahead[1][0].isdigit()
+        if (name in _APPLIED and ahead[:1] == ["("]) or numeral:
+            self.refuse()  # I(0) is no product with zero
         return Node("sym", text=name)
 
     def command(self, name: str) -> Node:

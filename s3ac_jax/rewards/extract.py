@@ -35,10 +35,9 @@ def final_answer(response: str, kind: str = "math") -> tuple[str | None, str]:
         if len(gap) > _MAX_GAP or len(texts) > _MAX_BOXES or not _BETWEEN.fullmatch(gap):
             break
         text = response[before[1] : before[2]].strip()
-        if text not in texts:
+        if text and text not in texts:
             texts.append(text)
-    answer = ", ".join(reversed(texts))
-    return (answer, "") if answer else (None, "empty_box")
+    return (", ".join(reversed(texts)), "") if texts[0] else (None, "empty_box")
 
 
 def _first(text: str, start: int) -> int:

@@ -34,7 +34,7 @@ def unevaluated(gold: Node, answer: Node) -> bool:
     """Does `answer` leave work to the grader that `gold` does not: a function or factorial more?
 
     Source: ours: sin(60°) is the question that sqrt(3)/2 answers. Roots, quotients and powers have
-    many right forms, so these are free.
+    many right forms, so these are free, and so is n(n+1)/2 as a binomial of n+1 and 2.
     """
     return not _functions(answer) <= _functions(gold)
 
@@ -45,18 +45,38 @@ def variables(node: Node) -> frozenset[str]:
 
 
 def _functions(node: Node) -> set[str]:
-    ops = {part.op for part in node.walk()} - _HARMLESS
+    ops = {
+        part.op
+        for part in node.walk()
+        if part.op not in ("binom", "factorial") or not variables(part)
+    } - _HARMLESS
     return {"trig" if op in TRIG else "log" if op == "ln" else op for op in ops}
 
 
 def _number(node: Node) -> float | None:
-    """The value of a small constant exponent, None for one with variables."""
+    """About the value of a constant exponent of plain arithmetic, None for any other."""
     if node.op == "num":
         return float(node.text) if len(node.text) < 16 else math.inf
-    if node.op == "neg":
-        inside = _number(node.args[0])
-        return None if inside is None else -inside
-    return None
+    if node.op == "const":
+        return {"pi": math.pi, "e": math.e}.get(node.text)
+    parts = [_number(arg) for arg in node.args]
+    known = [part for part in parts if part is not None]
+    if not parts or len(known) < len(parts):
+        return None
+    match node.op:
+        case "neg":
+            value = -known[0]
+        case "add":
+            value = sum(known)
+        case "mul":
+            value = known[0] * known[1]
+        case "div" if known[1]:
+            value = known[0] / known[1]
+        case "root" if known[0] >= 0 and known[1] >= 1:
+            value = known[0] ** (1 / known[1])
+        case _:
+            return None
+    return value if math.isfinite(value) else math.inf
 
 
 def _bits(node: Node) -> float:

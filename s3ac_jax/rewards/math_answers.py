@@ -39,7 +39,9 @@ def judge(
             return _choice(answer, gold)
         if not (text := normalise(answer)):
             return False, "empty_box"
-        return compare.compare(normalise(gold), text, leaf)
+        if not (right := normalise(gold)):
+            return False, "text"  # nothing is the answer to an empty gold
+        return compare.compare(right, text, leaf)
     except Refused as refused:
         return False, str(refused)
     except (RecursionError, ValueError, ArithmeticError, IndexError):

@@ -10,7 +10,7 @@ import unicodedata
 
 from s3ac_jax.rewards import words
 
-_QUICK = re.compile(r"[+-]?[0-9][0-9,]*(?:\.[0-9]+)?")
+_QUICK = re.compile(r"[+-]?[0-9]+(?:,[0-9]+)*(?:\.[0-9]+)?")
 _SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUB = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _SUPER_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
@@ -33,23 +33,27 @@ _GREEK = dict(zip("αβγδεζηθικλμνξρστυφχψωΓΔΘΛΞΠΣΦ�
 _TABLE = str.maketrans(_SIGNS | {sign: f"\\{name} " for sign, name in _GREEK.items()})
 
 _TEXT = re.compile(
-    r"\\(?:text|textrm|textsf|textup|mbox|hbox|mathrm|rm|operatorname)\s*\{([^{}]*)\}"
+    r"\\(?:text(?:rm|sf|up|normal|bf|it|tt|sl|md)?|emph|mbox|hbox|mathrm|rm|operatorname)"
+    r"\s*\{([^{}]*)\}"
 )
 _GAP = re.compile(r"(?:\\[,;:! ]|~|\s|\\quad)+$")
 _RATE = re.compile(r"[A-Za-z]+/[A-Za-z]+(?:\^\{?[0-9]\}?)?")  # m/s: no quotient of variables
 _STYLE = re.compile(
-    r"\\(?:(?:textcolor|color|colorbox)\s*\{[^{}]*\}|(?:mathbf|boldsymbol|bm|textbf|textit|emph|"
-    r"mathit|mathsf|mathcal|texttt|underline|uline|boxed|fbox|bold|bf|it|displaystyle|textstyle)"
+    r"\\(?:(?:textcolor|color|colorbox)\s*\{[^{}]*\}|(?:mathbf|boldsymbol|bm|text(?:bf|it|rm|tt)?|"
+    r"emph|mathrm|mathit|mathsf|mathcal|underline|uline|boxed|fbox|bold|bf|it|displaystyle|"
+    r"textstyle)"
     r"(?![a-zA-Z]))\s*"
 )
 _SIZES = re.compile(r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])(?:\.(?![0-9]))?\s*")
 _MARKUP = re.compile(r"\\\\|\\\$|\\[()\[\]](?![0-9.]*(?:pt|em|ex)\])|\$")
 _SPACES = re.compile(
-    r"(?<!\\)\\(?:[,;:!> ]|quad|qquad|thinspace|enspace|hspace\{[^{}]*\})(?![a-zA-Z])|~"
+    r"(?<!\\)\\(?:[,;:!> ]|(?:quad|qquad|thinspace|enspace)(?![a-zA-Z])|hspace\{[^{}]*\})|~"
 )
+_DOLLARS = re.compile(r"^([-+]?)\\\$ ?([-+]?[0-9](?:[0-9.,{}\\!]*[0-9])?)[.,]?$")
 # Digits that TeX sets apart in threes: 1{,}000  1,\!000  10\,080.
-_TEX_THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:(?:\{,\}|,\\!|\\,|\\!)[0-9]{3})+(?![0-9])")
+_TEX_THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:(?:\{,\}|, ?\\!|\\[,!]) ?[0-9]{3})+(?![0-9])")
 _DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\degree(?![a-zA-Z])|\\circ\b")
+_CELSIUS = re.compile(r'(?<=[0-9])\s*\\deg\s*"?([CF])"?(?![a-zA-Z(])')
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _RENAMED = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom",
@@ -63,9 +67,18 @@ _RENAMED = {
 _SPELLED = {
     "cdot": "*", "times": "*", "ast": "*", "div": "/", "lt": "<", "gt": ">", "lbrack": "[",
     "rbrack": "]", "vert": "|", "mid": "|", "colon": ":", "percent": "%", "i": "i", "e": "e",
-    "lparen": "(", "rparen": ")", "land": ",",
+    "lparen": "(", "rparen": ")", "land": ",", "euro": "", "texteuro": "", "pounds": "",
+    "textdollar": "", "yen": "",
+}  # fmt: skip
+# Phrases with a sign of their own.
+_PHRASES = {
+    "percent": "%", "per cent": "%", "pct": "%", "degree": "\\deg ", "degrees": "\\deg ",
+    "all real numbers": "\\bbR ", "all reals": "\\bbR ", "real numbers": "\\bbR ",
+    "no solution": "\\emptyset ", "no solutions": "\\emptyset ", "empty set": "\\emptyset ",
+    "the empty set": "\\emptyset ", "infinity": "\\infty ", "does not exist": '"dne"',
 }  # fmt: skip
 _WORD = re.compile(r'"[^"]*"|\\(?:begin|end)\{[a-zA-Z]+\}|\\[a-zA-Z]+|[a-zA-Z]{2,}')
+_PHRASE = re.compile(r'"([^"]*)"')
 _QUOTES = re.compile(r'"[^"]*"(?:\s*"[^"]*")*')
 _KEPT_SPACE = re.compile(r"(?<=[0-9.])\s+(?=[0-9.])|(?<=,)\s+|(?<=[a-zA-Z])\s+(?=[a-zA-Z])")
 _SINGLE = re.compile(r"([\^_])\{([a-zA-Z0-9])\}(?![0-9.])")
@@ -93,6 +106,7 @@ def normalise(text: str) -> str:
     text = (
         text.replace('"', "").replace("<=", "\\le ").replace(">=", "\\ge ").replace("!=", "\\ne ")
     )
+    text = _DOLLARS.sub(r"\1\2 dollars", text)
     text = text.replace("...", "\\dots ").replace("``", "").replace("\\%", "%")
     text = _TEX_THOUSANDS.sub(lambda run: re.sub(r"[^0-9]", "", run.group()), _wrapping(text))
     if "\\" in text or "$" in text or "~" in text:
@@ -136,7 +150,7 @@ def _latex(text: str) -> str:
     text = _SIZES.sub("", text)
     text = _MARKUP.sub(lambda found: "\\\\" if found.group() == "\\\\" else " ", text)
     text = _SPACES.sub(" ", text)
-    text = _DEGREES.sub("\\\\deg ", text)
+    text = _CELSIUS.sub(r'"\1"', _DEGREES.sub("\\\\deg ", text))
     return _COMMAND.sub(_command, text)
 
 
@@ -151,11 +165,11 @@ def _text(found: re.Match[str]) -> str:
     before = _GAP.sub("", found.string[max(0, found.start() - 16) : found.start()])[-1:]
     if len(content) == 1 and content.isalpha():
         # 12\text{m} has a unit, \text{B} alone is a letter, 1/\mathrm{e} a number.
-        unit = before.isdigit() and content not in "ei"
+        unit = (before.isdigit() or before == "}") and content not in "ei"
         return f'"{content}"' if unit else f" {content} "
     if re.fullmatch(r"[A-Za-z][A-Za-z .'-]+", content):
         return f'"{words.clean(content)}"'
-    if before.isdigit() and _RATE.fullmatch(content):
+    if (before.isdigit() or before == "}") and _RATE.fullmatch(content):
         unit, _, rest = content.partition("/")
         return f'"{unit}"/{rest}'
     return f" {content} "
@@ -164,8 +178,7 @@ def _text(found: re.Match[str]) -> str:
 def _words(text: str) -> str:
     """Puts words in quotes and a backslash before the functions that stand without one."""
     text = _QUOTES.sub(_phrases, _WORD.sub(_word, text))
-    # One in per cent, one in degrees: signs, as every later step sees them.
-    return re.sub(r'"(?:percent|per cent|pct)"', "%", re.sub(r'"degrees?"', "\\\\deg ", text))
+    return _PHRASE.sub(lambda found: _PHRASES.get(found.group(1), found.group()), text)
 
 
 def _phrases(found: re.Match[str]) -> str:
@@ -183,7 +196,8 @@ def _word(found: re.Match[str]) -> str:
     word = found.group()
     if word[0] in '"\\':
         return word
-    if word in words.FUNCTIONS:
+    minutes = word == "min" and found.string[: found.start()].rstrip()[-1:].isdigit()
+    if word in words.FUNCTIONS and not minutes:
         return "\\" + word
     if len(word) > 3 or word.lower() in words.SHORT:
         return f'"{word.lower()}"'

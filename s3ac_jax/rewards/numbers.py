@@ -10,17 +10,23 @@ from s3ac_jax.rewards.normalise import Refused
 MAX_DIGITS = 400
 _INT = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _DECIMAL = rf"(?:{_INT}\.?|(?:{_INT})?\.[0-9]+)"
-_PLAIN = re.compile(rf"({_DECIMAL})")
-_REPEATING = re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)(?:\{([0-9]+)\}|([0-9]))")
+# Groups of three with spaces are a number of their own, never the start of a mixed one.
+_PLAIN = re.compile(rf"({_DECIMAL}|[0-9]{{1,3}}(?: [0-9]{{3}})+(?:\.[0-9]+)?)")
+_REPEATING = re.compile(
+    r"([0-9]*)\.([0-9]*)(?:\\(?:overline|bar|dot)(?:\{([0-9]+)\}|([0-9]))|\(([0-9]+)\))"
+)
 _SCIENTIFIC = re.compile(rf"({_DECIMAL})\*10\^(?:\{{(-?[0-9]+)\}}|\(?(-?[0-9]+)\)?)")
 _POWER_OF_TEN = re.compile(r"10\^(?:\{(-?[0-9]+)\}|(-?[0-9]+))")
-_EXPONENT = re.compile(r"([0-9]+\.[0-9]+)[eE]([+-]?[0-9]+)|([0-9]+)[eE]([+-][0-9]+)")
+_EXPONENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)[eE]([+-]?[0-9]+)")
 _FRACTION = re.compile(
     rf"(?:({_INT}) ?)?\\frac(?:\{{(-?{_INT})\}}|([0-9]))\s?(?:\{{(-?{_INT})\}}|([0-9]))"
 )
-_SLASH = re.compile(rf"(?:({_INT}) )?({_INT})/(?:\((-?{_INT})\)|(-?{_INT}))")
+_PART = rf"(?:\((-?{_INT})\)|\{{(-?{_INT})\}}|(-?{_INT}))"
+_SLASH = re.compile(rf"{_PART}/{_PART}")
+_MIXED = re.compile(rf"({_INT}) ({_INT})/({_INT})")
 # k\pi  \frac{k\pi}{n}  \frac{k}{n}\pi  k\pi/n, with an optional multiplication sign.
 _PI = re.compile(r"\*?\\pi")
+_PI_OVER = re.compile(r"\(([0-9]*\*?\\pi)\)/\(?([0-9]+)\)?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +53,7 @@ def read(text: str) -> Number | None:
         body = body[1:-1]
     if body[:1] in ("-", "+"):
         sign, body = (-1 if body[0] == "-" else 1), body[1:].lstrip()
-    if not body or body[0] not in "0123456789.\\":
+    if not body or body[0] not in "0123456789.\\({":
         return None
     mark = ""
     for ending, name in (("\\deg", "deg"), ("%", "%")):
@@ -63,6 +69,8 @@ def read(text: str) -> Number | None:
 def _without_pi(body: str) -> str:
     if body.count("\\pi") != 1:
         return ""
+    if found := _PI_OVER.fullmatch(body):
+        body = "/".join(found.groups())
     if body == "\\pi" or body.startswith("\\pi/"):
         return "1" + body[3:]
     if body.startswith("\\frac{\\pi}"):
@@ -80,27 +88,30 @@ def _unsigned(body: str) -> Fraction | None:
     if found := _FRACTION.fullmatch(body):
         whole, *parts = found.groups()
         return _quotient(whole, parts[0] or parts[1], parts[2] or parts[3])
+    if found := _MIXED.fullmatch(body):
+        return _quotient(*found.groups())
     if found := _SLASH.fullmatch(body):
-        whole, over, *parts = found.groups()
-        return _quotient(whole, over, parts[0] or parts[1])
+        over, under = (part for part in found.groups() if part)
+        return _quotient(None, over, under)
     if found := _SCIENTIFIC.fullmatch(body):
         return _shifted(_decimal(found.group(1)), found.group(2) or found.group(3))
     if found := _POWER_OF_TEN.fullmatch(body):
         return _shifted(Fraction(1), found.group(1) or found.group(2))
     if found := _EXPONENT.fullmatch(body):
-        return _shifted(
-            Fraction(found.group(1) or found.group(3)), found.group(2) or found.group(4)
-        )
+        return _shifted(Fraction(found.group(1)), found.group(2))
     if found := _REPEATING.fullmatch(body):
-        whole, fixed, period = found.group(1) or "0", found.group(2), found.group(3, 4)
-        digits = period[0] or period[1]
+        whole, fixed, digits = (
+            found.group(1) or "0",
+            found.group(2),
+            found.group(found.lastindex or 0),
+        )
         value = Fraction(int(whole + fixed), 10 ** len(fixed))
         return value + Fraction(int(digits), (10 ** len(digits) - 1) * 10 ** len(fixed))
     return None
 
 
 def _decimal(text: str) -> Fraction:
-    return Fraction(text.replace(",", ""))
+    return Fraction(text.replace(",", "").replace(" ", ""))
 
 
 def _shifted(value: Fraction, exponent: str) -> Fraction:

@@ -9,16 +9,24 @@ from s3ac_jax.rewards.normalise import Refused
 
 MAX_ITEMS = 64
 _OPEN, _CLOSE = frozenset(("(", "[", "{", "\\langle")), frozenset((")", "]", "}", "\\rangle"))
-_ORDER = re.compile(r"\\(?:le|ge|ne|in)(?![a-zA-Z])|[<>=]")
+_ORDER = re.compile(r"\\(?:le|ge|ne|in|approx)(?![a-zA-Z])|[<>=]")
+_SIGNS = {"\\le": "l", "\\ge": "g", "\\ne": "n", "\\in": "i", "\\approx": "a"}
 _MATRIX = re.compile(r"\\begin\{([pbBvV]?matrix|array|cases)\}(.*)\\end\{\1\}")
+# The same with its brackets outside.
+_BRACKETED = re.compile(
+    r"([(\[|])\\begin\{(array|(?:small)?matrix)\}(.*)\\end\{\2\}[)\]|]", re.DOTALL
+)
+_COLUMNS = re.compile(r"\s*\{\"?[clr| ]+\"?\}")
 _CONNECTIVE = re.compile(r',? ?"(?:and|or)" ?,?|,? ?\\(?:vee|text\{or\})(?![a-zA-Z])')
 _COMMAND = re.compile(r"\\[a-zA-Z]+|\\[{}\\]|.", re.DOTALL)
 _GREEK = "|".join(sorted(GREEK))
-# A name that an answer may give its value: x, x_1, \theta, f(x), P(A), AB, |AB|, \angle A. Not
-# \log(x) or |x|: to name these is to leave the last step undone.
+# A name that an answer may give its value: x, x_1, \theta, f(x), P(A), AB, |AB|, AB/CD, \angle A.
+# Not \log(x) or |x|: to name these is to leave the last step undone.
 NAME = re.compile(
-    r"\|[A-Z]{2}\||(?:m?\\(?:angle|triangle) ?)?(?:[a-zA-Z]|[A-Z]{2,3}|\\(?:" + _GREEK + r"))"
-    r"(?:_(?:\{[a-zA-Z0-9, ]+\}|[a-zA-Z0-9]))?(?:\([a-zA-Z0-9, ]{1,12}\))?"
+    r"\|[A-Z]{2}\||\\frac\{[A-Z]{2}\}\{[A-Z]{2}\}|[A-Z]{2}[/:][A-Z]{2}|"
+    r"(?:m?\\(?:angle|triangle) ?)?(?:[a-zA-Z]|[A-Z]{2,3}|\\(?:" + _GREEK + r"))"
+    r"(?:_(?:\{(?:[a-zA-Z0-9, ]+|\"[a-z ]+\")\}|[a-zA-Z0-9]|\"[a-z ]+\"))?"
+    r"(?:\((?:[a-zA-Z0-9, ]{1,12}|\"[a-z ]+\")\))?"
 )
 
 
@@ -49,6 +57,11 @@ def _read(text: str, depth: int) -> Shape:
         text = text[1:-1].strip()
     if depth > 4:
         return Shape("value", text)
+    if found := _BRACKETED.fullmatch(text):
+        bracket, name, body = found.groups()
+        outer = "vmatrix" if bracket == "|" else "pmatrix"
+        body = _COLUMNS.sub("", body, count=1) if name == "array" else body
+        text = f"\\begin{{{outer}}}{body}\\end{{{outer}}}"
     if found := _MATRIX.fullmatch(text):
         return _matrix(text, found, depth)
     if len(parts := _listed(text)) > 1:
@@ -68,6 +81,8 @@ def _read(text: str, depth: int) -> Shape:
         return _made("tuple", text, parts, depth, "<>")
     if text[:1] in ("(", "[") and text[-1:] in (")", "]") and enclosed(text):
         parts = split(text[1:-1], ",")
+        if len(parts) == 1:
+            parts = split(text[1:-1], ";")
         if len(parts) > 1:
             return _made("tuple", text, parts, depth, text[0] + text[-1])
         if text[0] == "(" and text[-1] == ")":
@@ -131,6 +146,8 @@ def split(text: str, separator: str) -> list[str]:
 
     Source: ours.
     """
+    if separator not in text:
+        return [text]
     parts, level, start, place, quoted = [], 0, 0, 0, False
     for piece in _COMMAND.findall(text):
         if piece == '"':
@@ -180,6 +197,8 @@ def split_commas(text: str) -> list[str]:
 
 def _relation(text: str) -> tuple[list[str], str]:
     """(parts, signs) at the outer level; signs is "" where there is no relation."""
+    if not _ORDER.search(text):
+        return [], ""
     parts, signs, level, start, place, quoted = [], "", 0, 0, 0, False
     for piece in _COMMAND.findall(text):
         if piece == '"':
@@ -193,7 +212,7 @@ def _relation(text: str) -> tuple[list[str], str]:
             level -= 1
         elif level <= 0 and _ORDER.fullmatch(piece):
             parts.append(text[start:place])
-            signs += {"\\le": "l", "\\ge": "g", "\\ne": "n", "\\in": "i"}.get(piece, piece)
+            signs += _SIGNS.get(piece, piece)
             start = place + len(piece)
         place += len(piece)
     if not signs:

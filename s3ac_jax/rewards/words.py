@@ -41,8 +41,11 @@ _POWER = r"(?:\^\{?-?[0-9]\}?)?"
 _UNIT = re.compile(rf'"([a-z][a-z .\'-]*|[a-zA-Z])"({_POWER}(?:[/*]"?[a-zA-Z]+"?{_POWER})?)$')
 _VARIABLE = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]+")
 _OPENINGS = re.compile(
-    r'^"(?:so|thus|hence|therefore|is|we get|equals|(?:the )?(?:final )?answer(?: is)?)"[:=]?'
+    r'^"(?:so|thus|hence|therefore|is|we get|equals|usd|eur|gbp|'
+    r'(?:the )?(?:final )?answer(?: is)?)"[:=]?'
 )
+# Area = 12 and total: 12 name what 12 is.
+_LABEL = re.compile(r'^"([a-z .\'-]+)"[:=]')
 
 
 def clean(content: str) -> str:
@@ -54,7 +57,10 @@ def clean(content: str) -> str:
 
 
 def opened(text: str) -> str:
-    """`text` without an opening such as "so" or "the answer is". Source: ours."""
+    """`text` without an opening such as "so", "the answer is" or "area =". Source: ours."""
+    label = _LABEL.match(text)
+    if label and not any(word in ALTERING for word in label.group(1).split()):
+        return text[label.end() :] or text
     return _OPENINGS.sub("", text) or text
 
 

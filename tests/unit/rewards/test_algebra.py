@@ -51,6 +51,9 @@ LEAVES = [
     ("equation", "2x+4y-3=0", "y=-\\frac12x+\\frac34", True),
     ("equation", "2x+4y-3=0", "y=\\frac12x+\\frac34", False),
     ("equation", "2x+4y-3=0", "0=0*x*y", False),
+    ("same", "\\sqrt{2}", "2^{0.5}", True),
+    ("same", "2^{0.1}", "2^{\\frac{1}{9}}", False),
+    ("equation", "x^2+1=0", "e^{1000x}+x^{1000}=0", False),
     ("equation", "x=0", "x^2=0", False),
 ]
 

@@ -68,6 +68,16 @@ def test_grade(response, success, garbage):
     assert scored.rollout is rollout
 
 
+def test_the_answer_is_the_digit_behind_the_mark():
+    responses = {
+        "+4=1-9=2#2$": "2", "#7#3$": "3", "#0$": "0", "#2": None, "+4=1-9=2$": None, "#22$": None,
+        "2$": None, "$": None, "#$": None, "#2+$": None, "#+$": None, "##$": None,
+    }  # fmt: skip
+    for garbage in (0, 1, 4):
+        rollout = rollout_of(list(responses), garbage=garbage)
+        assert ArithmeticVerifier(PROBLEMS).answers(rollout) == list(responses.values())
+
+
 def test_each_response_is_graded_against_its_own_problem():
     scored = ArithmeticVerifier(PROBLEMS).grade(rollout_of(["#1$", "#1$", "#2$"], index=[1, 0, 0]))
     assert scored.success.tolist() == [True, False, True]

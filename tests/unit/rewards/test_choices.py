@@ -9,6 +9,8 @@ B = [
     "B", "b", "(B)", "[B]", "B.", "B)", "B:", "$B$", "**B**", "{B}", "\\text{B}", "\\mathrm{B}",
     "\\textbf{(B)}", "\\textbf{(B) }42", "B. 42", "B) 42", "(B) 42", "B: The cat", "B. A cat",
     "Option B", "The answer is B", "The correct answer is (B)", "B. \\text{42}", "(B) A and so on",
+    "B. 4 or 5", "B. x \\text{ and } y", "\\boxed{B}", '"B"', "`B`", "\\left(B\\right)",
+    "\\textcircled{B}",
 ]  # fmt: skip
 NONE = [
     "", "42", "A or B", "B or A", "ABCD", "BB", "Bob", "not B", "A, B", "B, A", "B/A", "B & C",

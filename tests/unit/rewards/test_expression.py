@@ -42,7 +42,7 @@ REFUSED = [
     "x)", "[x)", "\\sin^{-1}x", "\\sin(x)^2", "\\sin x(x+1)", "x,y", "x=1", "\\frac{1}",
     "\\sqrt[3]12",
     "\\frac123", "\\int x", "\\sum_{k}k", "\\foo{x}", "\\overline{x}", '"even"', "x''", "2516_8",
-    "\\sqrt", "x^", "||", "\\begin{pmatrix}1\\end{pmatrix}", "\\mathbb{R}", "x<1",
+    "I(0)", "x(2)", "\\sqrt", "x^", "||", "\\begin{pmatrix}1\\end{pmatrix}", "\\mathbb{R}", "x<1",
 ]  # fmt: skip
 
 

@@ -24,6 +24,7 @@ FOUND = [
     (r"a { stray brace, \boxed{5}", "5"),
     (r"stray } and \boxed{5}}", "5"),
     (r"put it into \boxed{ later: \boxed{5}", "5"),
+    (r"\boxed{} \boxed{5}", "5"),
 ]
 MISSING = [
     ("the answer is 42", "no_box"),
@@ -32,6 +33,7 @@ MISSING = [
     (r"\\boxed{42}", "no_box"),
     (r"\boxed{}", "empty_box"),
     (r"7 \boxed{  }", "empty_box"),
+    (r"\boxed{7}, \boxed{}", "empty_box"),
     (r"\boxed{7", "unterminated_box"),
     (r"\boxed{7} and \boxed{", "unterminated_box"),
     (r"\boxed{7}, so \boxed{8", "unterminated_box"),

@@ -1,6 +1,6 @@
 """Verdicts on whole responses: the table of pairs, the shapes of answers, and what is never said.
 
-answer_pairs.jsonl is our own: 242 ways to be right, 400 to be wrong, of the kinds that real answers
+answer_pairs.jsonl is our own: 328 ways to be right, 464 to be wrong, of the kinds that real answers
 have. A wrong one that is accepted is a hole that a policy will find.
 """
 
@@ -43,7 +43,7 @@ def test_our_own_pairs():
         if correct not in (None, pair["expected"])
     ]
     assert off == []
-    assert found.count(None) < 120
+    assert found.count(None) < len(ANSWERS) / 5
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,7 @@ def test_our_own_pairs():
         (r"\boxed{" + "(" * 5000 + "}", "4", "guard_length"),
         (r"\boxed{$}", "4", "empty_box"),
         ("4", "4", "no_box"),
+        (r"\boxed{()}", "", "text"),
     ],
 )
 def test_reasons(response, gold, reason):
@@ -77,12 +78,14 @@ def test_a_users_grader_is_asked_elsewhere():
 FRAGMENTS = r"""
 \boxed{ } { \frac \sqrt {1} 2 x ^ _ ! ( ) [ ] | \left \text{ or and , ... \pm \cup = < \le \{ \}
 \\ & \begin{pmatrix} \end{pmatrix} $ \[ % \% " * / - + . \overline e \pi \lfloor \rfloor
+\mathbb{R} \setminus \approx \ne \in \forall f(x) : x= \$ \begin{array}{c} \end{array} n!
 ² ½ ９ ٣ <think> </think> \log_ \binom cm apples \in 10^ 99999 ~ ` ** : ^\circ \infty ;
 """
 SIGNS = [*FRAGMENTS.split(), "\ud800", "\0", "\u202e", "\n", " "]
 GOLDS = [
     "5", "1/3", "x+1", "[0,1)", "\\{1,3\\}", "n is prime", "(1,3)", "x=5", "\\pm 3", "", "\ud800",
-    "\\frac{", "0<c<1", "28\\%", "5 \\text{ cm}", "\\begin{pmatrix}1&2\\end{pmatrix}", "B",
+    "\\frac{", "0<c<1", "28\\%", "5 \\text{ cm}", "\\mathbb{R}\\setminus\\{5\\}",
+    "f(x)=5x", "\\begin{pmatrix}1&2\\end{pmatrix}", "B",
 ]  # fmt: skip
 
 
@@ -96,6 +99,7 @@ def test_no_heap_of_signs_raises_or_is_right():
         for kind in ("math", "choice"):
             verdict = decide("\\boxed{" + text + "}", gold, kind=kind)
             assert verdict is None or verdict.reason in REASONS
+            assert verdict is None or verdict.reason != "error", (text, gold)
             # No fragment has a 3, a 5 or a B, so no gold but x = 10^... can be met.
             assert verdict is None or not verdict.correct, (text, gold, verdict)
     assert time.process_time() - started < 30

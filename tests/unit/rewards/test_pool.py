@@ -316,3 +316,22 @@ def test_workers_end_with_a_killed_supervisor():
         os.kill(supervisor, signal.SIGKILL)
         assert gone(processes - {supervisor})
         assert pool.grade([(r"\boxed{\sqrt{24}}", r"2\sqrt6", "math")])[0].correct
+
+
+def test_kinds_are_checked_before_there_are_responses(graders):
+    with GraderPool(1) as pool:
+        pool.check(["math", "choice"])
+        assert pool._link is None  # nothing had to be started
+        with pytest.raises(GraderError, match="no kind of answer 'maths'"):
+            pool.check(["math", "maths"])
+        with pytest.raises(GraderError, match="grader own_graders:number: number is no function"):
+            pool.check(["own_graders:right", "own_graders:number"])
+        pool.check(["own_graders:right"])
+        pool.check_algebra()
+
+
+def test_absent_algebra_is_told_before_there_are_responses(monkeypatch, tmp_path):
+    (tmp_path / "math_verify.py").write_text("raise ImportError('no math_verify here')")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with GraderPool(1) as pool, pytest.raises(GraderError, match=r"no math_verify here.*pip inst"):
+        pool.check_algebra()

@@ -71,6 +71,9 @@ def test_grades():
     assert scored.reward.tolist() == [1.0 if one else -1.0 for one in right]
     assert scored.reward.dtype == np.float32
     assert scored.valid.all()
+    assert verifier.answers(rollout_of(tokenizer, texts, index, stopped)) == [
+        "7", "7", "8", None, None, "7", "5", "5", "408", "409"
+    ]  # fmt: skip
     assert verifier.shares(scored) == {}
     assert verifier.remark({"accuracy": 1.0}) == ""
 
