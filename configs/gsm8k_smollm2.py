@@ -1,8 +1,8 @@
-"""S3AC on GSM8K with SmolLM2-135M-Instruct: real prompts, a real model, chains of thought.
+"""S3AC on GSM8K with SmolLM2-135M-Instruct: real prompts, a real model, its chat template.
 
-What: the model writes its reasoning and puts the answer in a box; the grader of mathematical
-answers decides. 135 M weights solve few of these questions: the point is the path, on two CPU cores
-or one chip.
+What: the model is shown twice how to answer in a box, and the grader of mathematical answers
+decides. 135 M weights solve few of these questions: the point is the path, on two CPU cores or one
+chip.
 Source: S3AC (2610.35518) for the method; GSM8K (2110.14168) for the questions; SmolLM2 (2502.02737)
 for the model; sizes are ours.
 Expected: EXPECTED
@@ -34,6 +34,11 @@ from s3ac_jax.parallel.mesh import MeshSpec
 
 ACTOR_LR = 1e-5
 RECIPE = "s3ac_single"
+# Asked plainly, this model boxes none of its answers, and there is nothing to learn from.
+SYSTEM = """Question: 2 + 3?
+Reply: \\boxed{5}
+Question: Tom has 4 apples and buys 6 more. How many has he?
+Reply: \\boxed{10}"""
 
 
 def get_config() -> config_dict.ConfigDict:
@@ -41,9 +46,11 @@ def get_config() -> config_dict.ConfigDict:
         name="gsm8k_smollm2",
         seed=0,
         task=Questions(
-            max_prompt_tokens=192,
+            max_prompt_tokens=256,
             train={"gsm8k": FileSource("gsm8k_train_2k")},
             held_out={"gsm8k": FileSource("gsm8k_test", limit=64)},
+            system=SYSTEM,
+            instruction="Reply with \\boxed{ANSWER} only.",
         ),
         start=StartConfig(hf="runs/models/smollm2_135m"),
         model=DecoderSpec(
@@ -62,7 +69,7 @@ def get_config() -> config_dict.ConfigDict:
         recipe=RECIPES[RECIPE],
         rollout=RolloutConfig(
             slots=32,
-            max_response_tokens=256,
+            max_response_tokens=96,
             steps_per_dispatch=16,
             insert_batch=16,
             temperature=0.7,
@@ -71,16 +78,16 @@ def get_config() -> config_dict.ConfigDict:
         value_pretraining=ValuePretrainingConfig(
             early_prompts=0,
             middle_prompts=0,
-            late_prompts=32,
-            batch_responses=16,
+            late_prompts=64,
+            batch_responses=32,
             lr=5 * ACTOR_LR,
             warmup_steps=2,
             diagnose_steps=0,
         ),
         actor=OptimizerConfig(ACTOR_LR, clip=1.0, weight_decay=0.0),
         critic=CriticConfig(5 * ACTOR_LR, clip=10.0, weight_decay=0.0),
-        train=TrainConfig(num_ticks=20, batch_prompts=16, pack_tokens=512, micro_rows=4),
-        scheduler=SchedulerConfig(candidates=32),
+        train=TrainConfig(num_ticks=20, batch_prompts=32, pack_tokens=384, micro_rows=4),
+        scheduler=SchedulerConfig(candidates=48),
         cadence=CadenceConfig(evaluate_every=10, save_every=5, keep_checkpoints=1),
         mesh=MeshSpec(),
     )

@@ -79,9 +79,11 @@ def to_config_dict(config: Any, *, recipe: str = "") -> ConfigDict:
         kind = next((one for one in typing.get_args(hint) if one in _NAMES), None)
         return None if kind is None else config_dict.placeholder(kind)
 
-    tree = plain(config, absent=absent)
+    # A list can't be set on the command line, a tuple can.
+    tree = plain(config, absent=absent, several=tuple)
     if recipe:
-        tree["recipe"] = {"name": recipe, **recipe_dict(config.recipe, absent)}
+        columns = recipe_dict(config.recipe, absent=absent, several=tuple)
+        tree["recipe"] = {"name": recipe, **columns}
     return ConfigDict(tree)
 
 
@@ -91,6 +93,8 @@ def kept_run(kept: Mapping[str, Any]) -> RunConfig:
     Fields that came since are as they default. Raises ConfigError when it can't be read.
     Source: ours: a run of before can go on.
     """
+    if not isinstance(kept, Mapping):
+        raise ConfigError(f"the config must be a section with keys, {_got(kept)}")
     try:
         recipe = _spelled_recipe(kept.get("recipe"), "recipe")
     except TypeError as error:  # a column is missing
@@ -109,13 +113,13 @@ def completed(kept: dict[str, Any]) -> dict[str, Any]:
         return kept
 
 
-def recipe_dict(recipe: Recipe, absent: Callable[[Any], Any] = lambda _: None) -> dict[str, Any]:
+def recipe_dict(recipe: Recipe, **spelled: Any) -> dict[str, Any]:
     """The columns of a recipe as nested dicts, each with its "kind".
 
-    absent: what stands for None, by the field's annotation.
+    spelled: as for `plain`.
     Source: ours: what a config file says of a recipe, and what config.json keeps of it.
     """
-    columns = plain(recipe, absent=absent)
+    columns = plain(recipe, **spelled)
     for column, node in columns.items():
         if isinstance(node, dict):
             columns[column] = {"kind": type(getattr(recipe, column)).__name__, **node}
@@ -328,20 +332,25 @@ def _join(where: str, name: object) -> str:
     return f"{where}.{name}" if where else str(name)
 
 
-def plain(value: Any, hint: Any = None, absent: Callable[[Any], Any] = lambda _: None) -> Any:
+def plain(
+    value: Any,
+    hint: Any = None,
+    absent: Callable[[Any], Any] = lambda _: None,
+    several: type[list] | type[tuple] = list,
+) -> Any:
     """`value` as JSON has it: dicts, lists, text, numbers, None.
 
     hint: its annotation, for the classes that it might be of. absent: what stands for None, by the
-    annotation. Source: ours.
+    annotation. several: what sequences become. Source: ours.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         hints = typing.get_type_hints(type(value))
         names = [field.name for field in dataclasses.fields(value)]
-        tree = {name: plain(getattr(value, name), hints[name], absent) for name in names}
+        tree = {name: plain(getattr(value, name), hints[name], absent, several) for name in names}
         return {"kind": type(value).__name__, **tree} if len(_kinds(hint)) > 1 else tree
     if isinstance(value, Mapping):
         inner = typing.get_args(hint)[1] if hint else None
-        return {name: plain(one, inner, absent) for name, one in value.items()}
+        return {name: plain(one, inner, absent, several) for name, one in value.items()}
     if isinstance(value, tuple | list):
-        return [plain(one, None, absent) for one in value]
+        return several(plain(one, None, absent, several) for one in value)
     return absent(hint) if value is None else value

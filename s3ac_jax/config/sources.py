@@ -85,19 +85,17 @@ class SumsSource:
     def __post_init__(self):
         positive("source", self, "weight")
         at_least("source", self, count=1, seed=0)
-        check_sums("source", self.digits, self.operators, self.wordings)
+        if not self.digits or set(self.digits) - set(range(1, 10)):
+            raise ValueError(f"source.digits must be some of 1..9, got {self.digits}")
+        check_sums("source", self.operators, self.wordings)
 
 
 # The first one is meant where a config names no kind.
 SourceConfig = FileSource | TfdsSource | SumsSource
 
 
-def check_sums(
-    section: str, digits: tuple[int, ...], operators: str, wordings: tuple[str, ...]
-) -> None:
+def check_sums(section: str, operators: str, wordings: tuple[str, ...]) -> None:
     """Raises ValueError, naming the field, when sums can't be made of these. Source: ours."""
-    if not digits or set(digits) - {1, 2} or len(set(digits)) < len(digits):
-        raise ValueError(f"{section}.digits must be (1,), (2,) or (1, 2), got {digits}")
     known = operators and not set(operators) - set(OPERATORS)
     if not known or len(set(operators)) < len(operators):
         raise ValueError(

@@ -72,7 +72,9 @@ class Sums:
 
     def __post_init__(self):
         at_least("task", self, max_prompt_tokens=1, num_train=1, num_held_out=1, seed=0)
-        check_sums("task", self.digits, self.operators, self.wordings)
+        if not self.digits or set(self.digits) - {1, 2} or len(set(self.digits)) < len(self.digits):
+            raise ValueError(f"task.digits must be (1,), (2,) or (1, 2), got {self.digits}")
+        check_sums("task", self.operators, self.wordings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +116,11 @@ class Questions:
         for name in ("train", "held_out"):
             if not getattr(self, name):
                 raise ValueError(f"task.{name} must name at least one source of questions")
+        for name, source in self.held_out.items():
+            if source.weight != 1:
+                raise ValueError(
+                    f"task.held_out.{name}.weight is of no use: all of its questions are asked"
+                )
 
 
 # The first one is meant where a config names no kind.

@@ -91,8 +91,12 @@ class ByteTokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text; what is no UTF-8 becomes U+FFFD, padding and end-of-text vanish. Source: ours."""
-        return bytes(number - 2 for number in ids if number >= 2).decode(errors="replace")
+        """Text; what is no UTF-8 becomes U+FFFD; padding, end-of-text and ids beyond the bytes,
+        which a model may have, vanish.
+
+        Source: ours.
+        """
+        return bytes(one - 2 for one in ids if 2 <= one < 258).decode(errors="replace")
 
     def decode_all(self, rows: Iterable[Sequence[int]]) -> list[str]:
         """`decode` of each row. Source: ours."""

@@ -14,7 +14,11 @@ import jax
 
 from s3ac_jax.core.errors import RunError
 
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+_PACKAGES = (
+    "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy",
+    # They decide prompts, their order and their answers' verdicts.
+    "tokenizers", "grain", "math-verify", "sympy",
+)  # fmt: skip
 _ABSENT = "absent"
 
 
@@ -55,19 +59,26 @@ class Workdir:
         config: dict[str, Any],
         free: set[str],
         complete: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+        *,
+        anew: bool = False,
     ) -> None:
         """Writes config.json and versions.json, or compares `config` with the one on disk.
 
         config: nested, JSON. free: dotted names that may differ from the run that made the
         folder (a new tick count, say); a name covers what lies below it. complete: gives what an
-        earlier version wrote the fields that came since. The file keeps the first run's config.
+        earlier version wrote the fields that came since. anew: nothing was made here yet, so that
+        the config of a start with the same sections and no stage is replaced. Else the file keeps
+        the first run's config.
 
         Raises WorkdirError naming the first difference, or if config.json can't be read.
         Source: ours: a resumed run must be the same run.
         """
         path = self.path / "config.json"
-        if not path.exists():
-            left = sorted([*self.path.glob("stage_*.json"), *self.path.glob("checkpoints")])
+        left = sorted([*self.path.glob("stage_*.json"), *self.path.glob("checkpoints")])
+        there = path.exists()
+        if there and anew and not left and self._read("config.json").keys() == config.keys():
+            there = False
+        if not there:
             if left:
                 raise WorkdirError(
                     f"{self.path} has no config.json but holds {left[0].name} of an earlier run; "

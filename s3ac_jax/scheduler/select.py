@@ -72,8 +72,9 @@ class Scheduler:
     def __post_init__(self):
         for name in ("candidates", "batch_prompts"):
             if not 1 <= getattr(self, name) <= self.num_prompts:
+                section = {"candidates": "scheduler", "batch_prompts": "train"}[name]
                 raise ValueError(
-                    f"{name} must be in 1..{self.num_prompts} (the prompt set), got "
+                    f"{section}.{name} must be in 1..{self.num_prompts} (the prompt set), got "
                     f"{getattr(self, name)}"
                 )
         walks = self.select.reads_values and isinstance(self.select, Accepting)

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray
 
 from s3ac_jax.algos.critic import CriticSpec
+from s3ac_jax.algos.selection import Ranking
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core.types import Learner, PyTree
 from s3ac_jax.models import freeze
@@ -216,12 +217,13 @@ def build(config: RunConfig, like: Parts | None = None) -> Parts:
         scheduler=Scheduler(
             recipe.select,
             num_prompts=len(task.train.prompts),
-            stream=task.stream(config.seed),
+            stream=task.stream(config.seed, ranked=isinstance(recipe.select, Ranking)),
             batch_prompts=config.train.batch_prompts,
             candidates=config.scheduler.candidates,
             max_rounds=config.scheduler.max_rounds,
         ),
-        suites=same("suites", lambda config: _suites(config, task), "task", "evaluation", "start"),
+        # With another task there is another grader.
+        suites=like.suites if like and like.task is task else _suites(config, task),
         reference=None,
         score=same(
             "score",

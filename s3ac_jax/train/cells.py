@@ -27,7 +27,7 @@ from s3ac_jax.train.build import Parts
 from s3ac_jax.train.interrupt import StopRequest
 from s3ac_jax.train.learner import params_of
 from s3ac_jax.train.online import fresh_state, judge_params
-from s3ac_jax.train.run import Run
+from s3ac_jax.train.run import Run, claim
 from s3ac_jax.train.tick import evaluate, respond, run_tick
 
 
@@ -66,7 +66,7 @@ def run_cell(
     seed = parts.config.seed
     folder = Workdir(cell_folder(study, arm, seed))
     try:
-        folder.claim(to_dict(parts.config), FREE_KEYS, completed)
+        claim(parts, folder)
         with parts.on_mesh():
             whole = Run(parts, folder, progress, stop)
             try:
@@ -148,6 +148,8 @@ def _share(
     key = _stage_key(whole.parts.config, stage)
     if key is None or cell.stage_done(stage):
         return
+    # Of the same files another arm's suites may leave other questions to train on.
+    key["questions"] = whole.parts.task.facts()["train"]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
     folder = study / "shared" / f"{stage}_{digest}"
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from s3ac_jax.io.checkpoint import Checkpoints
 from s3ac_jax.parallel.mesh import replicated
 from s3ac_jax.report.live import Progress
 from s3ac_jax.report.log import MetricLog
+from s3ac_jax.rollout.backend import fingerprint_of
 from s3ac_jax.scheduler.select import empty_stats, start_cursor
 from s3ac_jax.train import keys
 from s3ac_jax.train.build import Parts, abstract_learner, fresh_learner
@@ -136,33 +137,47 @@ class OnlineLoop:
             if tick % config.cadence.evaluate_every == 0:
                 held_out = evaluate(self.parts, params_of(state.actor), evaluation_key)
             if config.evaluation.every and tick % config.evaluation.every == 0:
-                held_out |= self._suites(state)
+                held_out |= self._suites(state, stop, command)
             state, report, host = run_tick(self.parts, state, run_key, judge)
             self._flush()
             self._pending = (tick, report, host | held_out)
         self._save(state)
         # The curve's last point: the policy after the last update.
         held_out = evaluate(self.parts, params_of(state.actor), evaluation_key)
-        held_out |= self._suites(state)
+        held_out |= self._suites(state, stop, command)
         self.log.write(int(state.tick), held_out, STAGE)
         self.progress.update(int(state.tick), held_out)
         return state
 
-    def _suites(self, state: RunState) -> dict[str, float]:
-        """The main numbers of the run's suites, none without suites; records of every sample stay
-        in the workdir."""
-        if self.parts.suites is None:
+    def _suites(self, state: RunState, stop: StopRequest, command: str) -> dict[str, float]:
+        """The main numbers of the run's suites, none without suites.
+
+        Records of every sample stay in the workdir; those of other weights are made anew.
+        """
+        suites, tick, params = self.parts.suites, int(state.tick), params_of(state.actor)
+        if suites is None:
             return {}
-        tick = int(state.tick)
-        self.parts.rollout.update_weights(params_of(state.actor), 0)
-        # Records of a tick that is run again are compared with the weights, and made anew.
+        # Many long responses may take hours, and what a stop leaves open is made when it goes on.
+        self._save(state)
+        self.parts.rollout.update_weights(params, 0)
+        weights = fingerprint_of(self.parts.actor.network.in_compute_dtype(params))
+
+        def on_progress(suite: str, done: int, total: int, numbers: dict[str, float]) -> None:
+            if done < total and not numbers:
+                self.progress.note(f"tick {tick}: {suite}, {total} responses")
+            if stop.asked:
+                raise Interrupted(
+                    f"stopped; tick {tick} and {done} of {total} responses to {suite} are saved, "
+                    f"go on with: {command}"
+                )
+
+        folder = self.log.path.parent / "evaluations" / f"tick_{tick:06d}"
         found = evaluate_suites(
-            self.parts.suites, self.parts.rollout,
-            self.log.path.parent / "evaluations" / f"tick_{tick:06d}", tick,
-        )  # fmt: skip
+            suites, self.parts.rollout, folder, tick, on_progress, weights=weights
+        )
         averages = [(name.split("/")[1], found[name]) for name in found if name.endswith("/avg")]
         told = ", ".join(f"{suite} {100 * value:.1f} %" for suite, value in averages)
-        self.progress.note(f"tick {tick}: suites: {told}")
+        self.progress.note(f"tick {tick}: {told}")
         return found
 
     def _flush(self) -> None:

@@ -1,10 +1,11 @@
 """The task of questions with known answers: read, cleaned, asked, and graded by their answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from s3ac_jax.config.run import RunConfig
+from s3ac_jax.config.sources import SourceConfig
 from s3ac_jax.config.tasks import Questions
 from s3ac_jax.core.types import Rollout, Scored
 from s3ac_jax.data.asking import Wording, ask
@@ -18,35 +19,74 @@ from s3ac_jax.data.tokenizer import ByteTokenizer, Tokenizer
 from s3ac_jax.rewards.answers import AnswerVerifier
 from s3ac_jax.rewards.pool import GraderPool
 from s3ac_jax.train.sources import problems_of
-from s3ac_jax.train.tasks import Demonstrate, Split, Task, check_vocabulary
+from s3ac_jax.train.tasks import Demonstrate, HeldOut, Split, Task, check_vocabulary
 
 
 def question_task(config: Questions, run: RunConfig) -> Task:
     """Training questions that neither the held-out sets nor the run's suites ask, and those sets.
 
-    Raises ValueError, TokenizerError or ProblemsError, each one line. Source: ours.
+    Raises ValueError, TokenizerError, ProblemsError or GraderError, each one line. Source: ours.
     """
-    folder = run.start.hf
-    tokenizer, template = _text(folder)
-    check_vocabulary(tokenizer, run)
-    train = Joined("train", [problems_of(name, one) for name, one in config.train.items()])
-    held_out = Joined("held_out", [problems_of(name, one) for name, one in config.held_out.items()])
-    index, asked_once, notes = np.arange(len(train)), np.arange(len(held_out)), []
+    asking = _Asking(config, run)
+    train, held_out = _joined("train", config.train), _joined("held_out", config.held_out)
+    index = np.arange(len(train))
     if config.deduplicate:
         suites = run.evaluation.suites.items()
         asked = [problems_of(name, one.source) for name, one in suites if one.source]
         kept = without_overlap(train, [held_out, *asked])
-        index, notes = kept.index, [f"train: {line}" for line in kept.lines()]
-        once = without_overlap(held_out)
-        asked_once = once.index
-        notes += [f"held_out: {line}" for line in once.lines()]
-    wording = Wording(config.instruction, config.system, config.thinking)
+        index = kept.index
+        asking.notes += [f"train: {line}" for line in kept.lines()]
+    prompts, problems = asking.half(train, index, config.train)
+    held_out_prompts, held_out_problems = asking.held_out(held_out)
+    sizes = np.bincount(prompts.levels, minlength=len(config.train))
+    weights = [source.weight for source in config.train.values()]
+    sets = tuple(zip(map(int, sizes), weights, strict=True))
+    demonstrate = None
+    if not run.start.hf:
+        demonstrate = _demonstrate(run, asking.tokenizer, prompts, problems, sets)
+    grader = _grader(config, [*problems, *held_out_problems])
+    return Task(
+        asking.tokenizer,
+        train=Split(prompts, AnswerVerifier(problems, asking.tokenizer, grader)),
+        held_out=Split(
+            held_out_prompts, AnswerVerifier(held_out_problems, asking.tokenizer, grader)
+        ),
+        demonstrate=demonstrate, template=asking.template, grader=grader, sets=sets,
+        notes=tuple(asking.notes),
+    )  # fmt: skip
 
-    def split(
-        sets: Joined, index: np.ndarray, names: Sequence[str]
+
+def held_out_questions(config: Questions, run: RunConfig) -> HeldOut:
+    """The held-out half of `question_task`, which is the same without the training set.
+
+    Raises as that. Source: ours.
+    """
+    asking = _Asking(config, run)
+    prompts, problems = asking.held_out(_joined("held_out", config.held_out))
+    grader = _grader(config, problems)
+    split = Split(prompts, AnswerVerifier(problems, asking.tokenizer, grader))
+    return HeldOut(asking.tokenizer, split, asking.template, grader)
+
+
+class _Asking:
+    """How this run asks. notes: what was left out, for people."""
+
+    def __init__(self, config: Questions, run: RunConfig):
+        self._config = config
+        self._wording = Wording(config.instruction, config.system, config.thinking)
+        self.tokenizer, self.template = _text(run.start.hf)
+        check_vocabulary(self.tokenizer, run)
+        self.notes: list[str] = []
+
+    def half(
+        self, sets: Joined, index: np.ndarray, sources: Mapping[str, SourceConfig]
     ) -> tuple[PromptSet, list[Problem]]:
+        """Prompts and problems of these places of the sets."""
+        config, names = self._config, list(sources)
         problems = Lettered(Taken(sets, index), seed=config.seed)
-        asked = ask(problems, tokenizer, template, wording, config.max_prompt_tokens)
+        asked = ask(
+            problems, self.tokenizer, self.template, self._wording, config.max_prompt_tokens
+        )
         numbers = sets.number(index[asked.kept])
         for number, name in enumerate(names):
             if not (numbers == number).any():
@@ -55,29 +95,37 @@ def question_task(config: Questions, run: RunConfig) -> Task:
                     "elsewhere; raise task.max_prompt_tokens, or leave this source out"
                 )
         if asked.dropped:
-            notes.append(
+            self.notes.append(
                 f"{sets.name}: left out {asked.dropped} of {len(index)} questions whose prompt has "
                 f"more than {config.max_prompt_tokens} tokens (the longest {asked.longest})"
             )
-        prompts = question_prompts(asked, numbers, names)
-        return prompts, [problems[int(place)] for place in asked.kept]
+        return question_prompts(asked, numbers, names), [
+            problems[int(place)] for place in asked.kept
+        ]
 
-    halves = [
-        split(train, index, list(config.train)),
-        split(held_out, asked_once, list(config.held_out)),
-    ]
-    prompts, problems = halves[0]
-    sizes = np.bincount(prompts.levels, minlength=len(config.train))
-    weights = [source.weight for source in config.train.values()]
-    sets = tuple(zip(map(int, sizes), weights, strict=True))
-    demonstrate = None if folder else _demonstrate(run, tokenizer, prompts, problems, sets)
+    def held_out(self, sets: Joined) -> tuple[PromptSet, list[Problem]]:
+        """The held-out half, each question once."""
+        index = np.arange(len(sets))
+        if self._config.deduplicate:
+            once = without_overlap(sets)
+            index = once.index
+            self.notes += [f"held_out: {line}" for line in once.lines()]
+        return self.half(sets, index, self._config.held_out)
+
+
+def _joined(name: str, sources: Mapping[str, SourceConfig]) -> Joined:
+    return Joined(name, [problems_of(one, source) for one, source in sources.items()])
+
+
+def _grader(config: Questions, problems: Sequence[Problem]) -> GraderPool:
+    """A pool that knows every kind that the problems ask for."""
     grader = GraderPool(config.graders, deadline_seconds=config.deadline_s)
-    splits = [Split(asked, AnswerVerifier(golds, tokenizer, grader)) for asked, golds in halves]
-    return Task(
-        tokenizer,
-        train=splits[0], held_out=splits[1], demonstrate=demonstrate, template=template,
-        grader=grader, sets=sets, notes=tuple(notes),
-    )  # fmt: skip
+    try:
+        grader.check({problem.kind for problem in problems})
+    except BaseException:
+        grader.close()
+        raise
+    return grader
 
 
 def _text(folder: str) -> tuple[Tokenizer, ChatTemplate | None]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import shlex
 import sys
@@ -206,6 +207,31 @@ class Run:
         return update
 
 
+def claim(parts: Parts, folder: Workdir) -> None:
+    """Claims the folder, or compares config and questions with those it was begun with.
+
+    Raises WorkdirError naming the first difference.
+    Source: ours: a file may hold other questions under the same name.
+    """
+    folder.claim(to_dict(parts.config), FREE_KEYS, completed)
+    facts = parts.task.facts()
+    if not folder.stage_done("task"):
+        folder.mark_stage("task", facts)
+        return
+    kept = folder.stage_facts("task", *facts)
+    for half, levels in facts.items():
+        for name in dict.fromkeys([*kept[half], *levels]):
+            was, now = (side.get(name, [0, ""]) for side in (kept[half], levels))
+            if was != now:
+                counts = f"{was[0]} then, {now[0]} now" if was[0] != now[0] else (
+                    f"{now[0]} as then, but others or in another order"
+                )  # fmt: skip
+                raise WorkdirError(
+                    f"{folder.path} was made with other questions: {half}, {name}: {counts}; give "
+                    "it the files that it was made with, or use another --workdir"
+                )
+
+
 def resume_command() -> str:
     """The command that goes on with this run: the one that began it. Source: ours."""
     flags = os.environ.get("XLA_FLAGS")
@@ -224,6 +250,12 @@ def _pretraining_lines(facts: dict[str, Any]) -> list[str]:
             f"value loss {found['value_loss']:.3f}"
         )
     explained = facts["explained_variance"]
+    if math.isnan(explained):
+        return [
+            *lines,
+            "at the start of online training all outcomes of the base policy are equal: there is "
+            "nothing for the critic to explain yet",
+        ]
     verdict = "above" if explained > ENOUGH_EXPLAINED_VARIANCE else "NOT above"
     lines.append(
         f"at the start of online training the critic explains {explained:.2f} of the variance of "
@@ -301,7 +333,7 @@ def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
         raise ConfigError(f"the task does not fit into memory ({error})") from error
     folder = Workdir(workdir)
     try:
-        folder.claim(to_dict(config), FREE_KEYS, completed)
+        claim(parts, folder)
         with make_progress(STAGES) as progress, StopRequest() as stop, parts.on_mesh():
             whole = Run(parts, folder, progress, stop)
             try:

@@ -1,7 +1,8 @@
 """From a run's config to its task: prompts, verifier, tokenizer. Here, and nowhere else."""
 
 import dataclasses
-from typing import Protocol
+import hashlib
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -40,6 +41,21 @@ class Demonstrate(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """The part of a task that an evaluation needs; fields as in `Task`. Source: ours."""
+
+    tokenizer: Tokenizer
+    split: Split
+    template: ChatTemplate | None = None
+    grader: GraderPool | None = None
+
+    def close(self) -> None:
+        """Ends the grader's processes. Source: ours."""
+        if self.grader is not None:
+            self.grader.close()
+
+
+@dataclasses.dataclass(frozen=True)
 class Task:
     """What is asked. train and held_out share no problem.
 
@@ -59,17 +75,53 @@ class Task:
     sets: tuple[tuple[int, float], ...] = ()
     notes: tuple[str, ...] = ()
 
-    def stream(self, seed: int) -> PromptStream:
-        """The order of the training prompts. Source: ours."""
+    def stream(self, seed: int, *, ranked: bool = False) -> PromptStream:
+        """The order of the training prompts. ranked: for a selection that takes the best of many.
+
+        Raises ValueError where sets have weights that such a selection can't heed.
+        Source: ours.
+        """
         if len(self.sets) < 2:
             return Epochs(len(self.train.prompts), seed)
         sizes, weights = zip(*self.sets, strict=True)
-        return Mixture(sizes, weights, seed)
+        if not ranked:
+            return Mixture(sizes, weights, seed)
+        # Among the places of a mixture a prompt of a small set comes often, and others not at all.
+        if len(set(weights)) > 1:
+            raise ValueError(
+                "recipe.select takes the best of its candidates, whatever source they are of: give "
+                f"all sources of task.train the same weight, got {list(weights)}"
+            )
+        return Epochs(len(self.train.prompts), seed)
+
+    def facts(self) -> dict[str, dict[str, list[Any]]]:
+        """{"train": {level: [prompts, digest]}, "held_out": ...}: which questions these are, in
+        which order, with which answers. Levels are sources where there are several.
+
+        Source: ours: histories and cursors speak of prompts by their numbers.
+        """
+        return {"train": _facts(self.train), "held_out": _facts(self.held_out)}
 
     def close(self) -> None:
         """Ends the grader's processes. Source: ours."""
         if self.grader is not None:
             self.grader.close()
+
+
+def _facts(split: Split) -> dict[str, list[Any]]:
+    prompts, golds = split.prompts, getattr(split.verifier, "problems", ())
+    facts = {}
+    for level in np.unique(prompts.levels):
+        rows = np.flatnonzero(prompts.levels == level)
+        digest = hashlib.blake2b(digest_size=8)
+        for row in rows:
+            ids = prompts.tokens[row, : prompts.num_tokens[row]]
+            digest.update(np.asarray([row, len(ids), *ids], "<i4").tobytes())
+            if isinstance(golds, list):
+                told = f"{golds[row].answer}\0{golds[row].kind}\0"
+                digest.update(told.encode(errors="surrogatepass"))
+        facts[prompts.called.names[int(level)]] = [len(rows), digest.hexdigest()]
+    return facts
 
 
 def make_task(config: RunConfig) -> Task:
@@ -90,6 +142,19 @@ def make_task(config: RunConfig) -> Task:
             from s3ac_jax.train.questions import question_task
 
             return question_task(config.task, config)
+
+
+def held_out_half(config: RunConfig) -> HeldOut:
+    """What `make_task` gives, without reading a training set that may be large or elsewhere.
+
+    Raises as `make_task`. Source: ours.
+    """
+    if isinstance(config.task, configs.Questions):
+        from s3ac_jax.train.questions import held_out_questions
+
+        return held_out_questions(config.task, config)
+    task = make_task(config)
+    return HeldOut(task.tokenizer, task.held_out, task.template, task.grader)
 
 
 def _ladder(config: configs.Ladder) -> Task:

@@ -60,7 +60,7 @@ def parts(request, monkeypatch):
     task = types.SimpleNamespace(
         tokenizer=types.SimpleNamespace(stop_ids=(1, 2)),
         train=types.SimpleNamespace(prompts=range(4096)),
-        stream=lambda seed: Epochs(4096, seed),
+        stream=lambda seed, **_: Epochs(4096, seed),
     )
     monkeypatch.setattr(building, "_suites", lambda config, task: None)
     monkeypatch.setattr(building, "make_task", lambda config: task)

@@ -11,6 +11,7 @@ from s3ac_jax.io.checkpoint import Checkpoints
 from s3ac_jax.report.log import read
 from s3ac_jax.report.records import read as read_records
 from s3ac_jax.train.build import build
+from s3ac_jax.train.interrupt import Interrupted
 from s3ac_jax.train.online import abstract_state
 from s3ac_jax.train.run import run
 from tests.integration import runs
@@ -95,6 +96,34 @@ def test_suites_are_recorded_by_sample(whole):
         assert len(records) == 8 * header["problems"]
         right = np.mean([record["correct"] for record in records])
         assert lines[tick]["evaluation/sums/avg"] == pytest.approx(right)
+
+
+class Stop:
+    """Asked for as soon as this file is there."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    @property
+    def asked(self):
+        return self.path.exists()
+
+
+def test_a_stop_is_heard_while_suites_are_answered(whole, tmp_path, monkeypatch):
+    folder, late = whole[0], tmp_path / "run" / "evaluations" / "tick_000002" / "gsm8k.jsonl"
+    with monkeypatch.context() as patched:
+        patched.setattr("s3ac_jax.train.run.StopRequest", lambda: Stop(late))
+        with pytest.raises(Interrupted, match=r"tick 2 and 0 of \d+ responses to gsm8k are saved"):
+            run(config(train__num_ticks=TICKS), tmp_path / "run")
+    assert not (late.parent / "sums.jsonl").exists()
+    run(config(train__num_ticks=TICKS), tmp_path / "run")
+    assert runs.metric_lines(tmp_path / "run", "online") == runs.metric_lines(folder, "online")
 
 
 def test_a_run_that_stopped_half_way_ends_as_one_that_did_not(whole, tmp_path):

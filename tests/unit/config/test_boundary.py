@@ -403,3 +403,25 @@ def test_every_hint_of_a_run_is_understood():
 def test_a_config_dict_inside_is_read_like_a_dict():
     cd = TINY.get_config()
     assert from_config_dict(ConfigDict(cd.to_dict())) == from_config_dict(cd.lock())
+
+
+def test_what_is_a_sequence_can_be_set_on_the_command_line():
+    """Of each config file: a list would be refused by ml_collections."""
+
+    def lists(node, where=""):
+        for name, value in node.items():
+            if isinstance(value, ConfigDict):
+                yield from lists(value, f"{where}{name}.")
+            elif isinstance(value, list):
+                yield where + name
+
+    for name in ("tiny", "smollm2_135m", "gsm8k_tiny", "gsm8k_smollm2"):
+        assert list(lists(load(name).get_config())) == [], name
+    assert list(lists(load("evaluate").get_config("reasoning"))) == []
+    assert load("smollm2_135m").get_config().task.digits == (1, 2)
+
+
+def test_what_is_no_config_of_a_run_is_told():
+    for kept in ([], 3, None, "x"):
+        with pytest.raises(ConfigError, match=r"the config must be a section with keys"):
+            boundary.kept_run(kept)

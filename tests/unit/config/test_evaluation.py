@@ -9,9 +9,10 @@ import pytest
 from ml_collections import ConfigDict
 
 from s3ac_jax.config.boundary import ConfigError, kept_run, plain, to_dict
-from s3ac_jax.config.evaluate import evaluate_from_config_dict
+from s3ac_jax.config.evaluate import FREE_KEYS, evaluate_from_config_dict
 from s3ac_jax.config.evaluation import EvaluationConfig, SuiteConfig, TrainingEvaluationConfig
 from s3ac_jax.config.sources import FileSource
+from s3ac_jax.io.workdir import Workdir, WorkdirError
 from tests.helpers import run_config
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -72,6 +73,7 @@ def test_every_preset_of_the_config_file_is_whole():
         ({"top_p": 0}, r"top_p must be above 0 and at most 1, got 0"),
         ({"samples": 2, "pass_at": (3,)}, r"pass_at must be in 1\.\.samples \(2\), got 3"),
         ({"maj_at": (0,)}, r"maj_at must be in 1\.\.samples \(1\), got 0"),
+        ({"source": {"path": "x", "weight": 2}}, r"source\.weight \(2\.0\) is of no use"),
         ({"sample": 2}, r"unknown key suites\.mine\.sample; did you mean samples"),
         ({"source": {"kind": "Csv", "path": "x"}}, r"source\.kind must be 'FileSource' or"),
     ],
@@ -85,12 +87,16 @@ def test_mistakes_beside_the_suites():
     for tree, message in (
         ({"suites": {}}, "suites is empty"),
         ({"suites": {"a/b": {}}}, "names of suites have letters"),
+        ({"suites": {"a": {}}, "deadline_s": 0}, "deadline_s must be positive"),
         ({"suites": {"a": {}}, "graders": 0}, "graders must be at least 1"),
         ({"suites": {"a": {}}, "sampler": {"slots": 0}}, r"slots must be at least 1"),
         ({"suites": {"a": {}}, "sampler": {"flavour": "vllm"}}, r"'openai' or 'sglang'"),
     ):
         with pytest.raises(ConfigError, match=message):
             evaluate_from_config_dict(ConfigDict(tree))
+    # A ConfigDict can't hold it, and says so in its own words.
+    with pytest.raises(ValueError, match=r"suites\.a\.b: names of suites have letters"):
+        EvaluationConfig({"a.b": SuiteConfig()})
     with pytest.raises(ValueError, match=r"evaluation\.every \(5\) needs evaluation\.suites"):
         TrainingEvaluationConfig(every=5)
 
@@ -100,3 +106,45 @@ def test_a_runs_config_is_read_from_its_workdir():
     assert kept_run(json.loads(json.dumps(to_dict(run)))) == run
     with pytest.raises(ConfigError, match="recipe must be a section"):
         kept_run({})
+
+
+def test_inside_training_the_tasks_grader_grades():
+    """Fields that nobody reads would be a promise."""
+    there = {field.name for field in dataclasses.fields(TrainingEvaluationConfig)}
+    assert not there & {"graders", "deadline_s"}
+    with pytest.raises(ConfigError, match=r"unknown key evaluation\.deadline_s"):
+        kept_run(to_dict(run_config()) | {"evaluation": {"deadline_s": 3.0}})
+
+
+def test_a_folder_goes_on_with_what_changes_no_response(tmp_path):
+    free = {
+        "bootstrap": 7, "chunk_rows": 7, "graders": 7, "sampler.flavour": "sglang",
+        "sampler.insert_batch": 7, "sampler.max_in_flight": 7, "sampler.model": "m",
+        "sampler.prefill_chunk": 7, "sampler.scan_layers": True, "sampler.server_patience_s": 7.0,
+        "sampler.slots": 7, "sampler.steps_per_dispatch": 7, "sampler.tls_ca": "x",
+        "sampler.token_file": "x", "suites.mine.samples": 7,
+    }  # fmt: skip
+    refused = {
+        "deadline_s": 7.0, "mesh.data": 2, "sampler.kv_dtype": "int8", "sampler.weights": "int8",
+        "seed": 7,
+    }  # fmt: skip
+
+    def claim(**changes):
+        file = config("mine")
+        file.suites.mine.source.path = "mine.jsonl"
+        file.update_from_flattened_dict(changes)
+        folder = Workdir(tmp_path)
+        try:
+            folder.claim(plain(evaluate_from_config_dict(file)), FREE_KEYS)
+        finally:
+            folder.close()
+
+    claim()
+    for name, value in free.items():
+        claim(**{name: value})
+    for name, value in refused.items():
+        with pytest.raises(WorkdirError, match=f"made with another config: {name} was"):
+            claim(**{name: value})
+    file, tree = config("mine"), {*free, *refused}
+    known = {f"sampler.{name}" for name in file.sampler} | {"bootstrap", "chunk_rows", "graders"}
+    assert known | {"deadline_s", "seed"} <= tree

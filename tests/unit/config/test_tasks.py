@@ -175,6 +175,14 @@ def test_questions_are_written_as_they_are_read():
             {"train": {"a": {"kind": "SumsSource", "count": 3, "operators": "/"}}},
             r"task\.train\.a.*operators must be some of",
         ),
+        (
+            {"held_out": {"a": {"path": "x", "weight": 2}}},
+            r"task\.held_out\.a\.weight is of no use",
+        ),
+        (
+            {"train": {"a": {"kind": "SumsSource", "count": 3, "digits": (0, 1)}}},
+            r"task\.train\.a.*digits must be some of 1\.\.9",
+        ),
         ({"graders": 0}, r"task\.graders must be at least 1"),
         ({"deadline_s": 0}, r"task\.deadline_s must be positive"),
     ],

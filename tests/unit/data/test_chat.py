@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 
-from s3ac_jax.data.chat import BUILT_IN, ChatTemplate, family_of, load_template
+from s3ac_jax.data.chat import BUILT_IN, ChatTemplate, NoTemplate, family_of, load_template
 from s3ac_jax.data.hf_tokenizer import HFTokenizer, TokenizerError
 from tests.unit.data.hf_folder import IM_START, begins_with, folder
 
@@ -205,7 +205,7 @@ def test_r1_distill_is_told_by_its_tokens_and_begins_once(tmp_path):
 
 def test_no_template_at_all_is_said(tmp_path):
     path = folder(tmp_path, config={"model_type": "llama"})
-    with pytest.raises(TokenizerError, match=r"no chat template .* model_type 'llama'; put a"):
+    with pytest.raises(NoTemplate, match=r"no chat template .* model_type 'llama'; put a"):
         load_template(path, HFTokenizer(path))
     path = folder(tmp_path, tokenizer_config={"chat_template": [{"name": "rag", "template": ""}]})
     with pytest.raises(TokenizerError, match="chat_template has rag, but no 'default'"):

@@ -12,6 +12,13 @@ from s3ac_jax.data.stream import share
 
 pytest.importorskip("grain", reason="needs the extra data")
 
+# Of grain 0.2.18: runs go on in it.
+GOLDEN = [2, 6, 5, 0, 4, 3, 1, 3, 4, 0, 6, 5, 1, 4]
+
+
+def test_the_order_is_the_one_that_runs_have():
+    assert Mixture([3, 4], [1, 2], seed=0).at(np.arange(14)).tolist() == GOLDEN
+
 
 def test_shares_follow_the_weights_at_every_point():
     mixture = Mixture([5, 70, 10], [1, 3, 0.5], seed=0)

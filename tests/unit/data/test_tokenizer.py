@@ -38,6 +38,7 @@ def test_bytes_are_utf8_behind_the_special_tokens():
     assert tokenizer.vocab_size == 2 + 256
     assert tokenizer.encode("a\ud800") == [99, 2 + ord("?")]
     assert tokenizer.decode([2 + 0xC3]) == "\ufffd"
+    assert tokenizer.decode([300, 2 + 0x41, 258]) == "A"
 
 
 def test_many_at_once_are_each_by_itself():

@@ -1,12 +1,16 @@
 """Drawing prompts: frequencies against the formula, the walk against a plain list."""
 
+import collections
+
 import jax
 import numpy as np
 import pytest
 
 from s3ac_jax.algos.selection import Daps, Uniform
 from s3ac_jax.core.types import DataCursor, PromptStats
-from s3ac_jax.scheduler.select import empty_stats, start_cursor
+from s3ac_jax.data.mixing import Mixture
+from s3ac_jax.data.stream import Epochs, share
+from s3ac_jax.scheduler.select import Scheduler, empty_stats, start_cursor
 from tests.unit.scheduler.rooms import draw as drawn_from
 from tests.unit.scheduler.rooms import position, record, scheduler
 
@@ -62,6 +66,32 @@ def test_a_cursor_resumes_the_walk_where_it_stood():
         drawn_from(r, jax.random.key(0), stats, last, 0, no_values).index for r in (room, again)
     )
     np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("stop", range(0, 9, 2))
+def test_other_hosts_go_on_from_a_saved_cursor(stop):
+    """Four hosts up to a checkpoint, two after it: each prompt as often as one host would."""
+    streams = {"epochs": Epochs(20, 3), "mixture": Mixture([15, 5], [1, 1], 3)}
+    for stream in streams.values():
+        room = Scheduler(Uniform(), 20, stream, batch_prompts=8, candidates=8, max_rounds=1)
+
+        def ticks(cursor, number, hosts, room=room, stream=stream):
+            trained = []
+            for _ in range(number):
+                draw = drawn_from(room, jax.random.key(0), empty_stats(20), cursor, 0, no_values)
+                start = position(cursor)
+                parts = [stream.at(share(start, 8, host, hosts)) for host in range(hosts)]
+                # What the hosts take is what every one of them decided on.
+                assert sorted(np.concatenate(parts)) == sorted(draw.index)
+                trained += np.concatenate(parts).tolist()
+                saved = int(draw.cursor.epoch), int(draw.cursor.offset)
+                cursor = DataCursor(*map(np.int32, saved))
+            return trained, cursor
+
+        whole, _ = ticks(start_cursor(), 10, 1)
+        before, cursor = ticks(start_cursor(), stop, 4)
+        after, _ = ticks(cursor, 10 - stop, 2)
+        assert collections.Counter(before + after) == collections.Counter(whole)
 
 
 def test_acceptance_frequencies_are_those_of_the_formula():

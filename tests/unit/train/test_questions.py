@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,12 @@ from s3ac_jax.config.sources import FileSource, SumsSource
 from s3ac_jax.config.tasks import Questions
 from s3ac_jax.data.mixing import Mixture
 from s3ac_jax.data.problems import ProblemsError
-from s3ac_jax.train.tasks import make_task
+from s3ac_jax.data.stream import Epochs
+from s3ac_jax.io.workdir import Workdir, WorkdirError
+from s3ac_jax.rewards.verdict import GraderError
+from s3ac_jax.train.build import build
+from s3ac_jax.train.run import claim
+from s3ac_jax.train.tasks import held_out_half, make_task
 from tests.helpers import run_config
 
 
@@ -155,3 +162,83 @@ def test_generated_sums_hold_out_what_others_train_on():
     assert not ours & theirs
     # All hundred one-digit sums, each once, almost: draws are with replacement.
     assert 90 < len(ours) + len(theirs) <= 100
+
+
+def test_a_run_goes_on_with_its_own_questions_alone(files, tmp_path):
+    def claimed():
+        run = config({"a": files["mine"], "b": files["theirs"]}, {"t": files["test"]})
+        task, folder = make_task(run), Workdir(tmp_path / "run")
+        try:
+            claim(types.SimpleNamespace(config=run, task=task), folder)
+        finally:
+            folder.close()
+            task.close()
+
+    claimed()
+    claimed()
+    path = Path(files["mine"].path)
+    lines = path.read_text().splitlines(keepends=True)
+    others = {
+        "".join(reversed(lines)): r"train, a: 6 as then, but others or in another order",
+        "".join(lines[:4]): r"train, a: 6 then, 4 now",
+        "".join(lines).replace(
+            '"answer": "3"', '"answer": "9"'
+        ): r"train, a: 6 as then, but others",
+    }
+    for text, message in others.items():
+        path.write_text(text)
+        with pytest.raises(WorkdirError, match=rf"made with other questions: {message}"):
+            claimed()
+    path.write_text("".join(lines))
+    claimed()
+
+
+def test_evaluations_need_no_training_set(files):
+    run = config({"a": FileSource("is/not/there.jsonl")}, {"t": files["test"]})
+    half = held_out_half(run)
+    assert [problem.id for problem in half.split.verifier.problems] == ["held0", "held1", "held2"]
+    whole = make_task(config({"a": files["mine"]}, {"t": files["test"]}))
+    np.testing.assert_array_equal(half.split.prompts.tokens, whole.held_out.prompts.tokens)
+    half.close()
+    with pytest.raises(ProblemsError, match=r"is/not/there\.jsonl"):
+        make_task(run)
+
+
+def test_a_selection_by_rank_does_not_see_weights(files):
+    sources = {"a": files["mine"], "b": files["theirs"]}
+    task = make_task(config(sources, {"t": files["test"]}))
+    assert task.stream(3, ranked=True) == Epochs(10, 3)
+    sources["b"] = dataclasses.replace(files["theirs"], weight=2.0)
+    task = make_task(config(sources, {"t": files["test"]}))
+    with pytest.raises(ValueError, match=r"give all sources of task\.train the same weight"):
+        task.stream(3, ranked=True)
+
+
+def test_a_grader_that_is_not_there_is_missed_at_once(files):
+    source = dataclasses.replace(files["mine"], grade="no_such_module:grade")
+    with pytest.raises(GraderError, match=r"no_such_module"):
+        make_task(config({"a": source}, {"t": files["test"]}))
+
+
+def test_suites_go_with_their_tasks_grader(files):
+    evaluation = TrainingEvaluationConfig(
+        every=1,
+        suites={
+            "s": SuiteConfig(
+                files["theirs"], max_prompt_tokens=32, max_response_tokens=16, instruction=""
+            )
+        },
+    )
+    run = config({"a": files["mine"]}, {"t": files["test"]}, evaluation=evaluation)
+    first = build(run)
+    again = build(dataclasses.replace(run, seed=5), like=first)
+    assert again.suites is first.suites
+    other = build(
+        dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=300)), like=first
+    )
+    assert other.task is not first.task
+    first.close(kept=other)
+    # Neither the task's nor the suites' grader was closed with the other's.
+    assert other.task.grader.grade([("x", "1", "math")])[0].reason == "no_box"
+    assert other.suites.grader is other.task.grader
+    other.close()
