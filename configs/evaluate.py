@@ -7,7 +7,7 @@ Source: DeepSeek-R1 (2501.12948) for temperature 0.6 and top-p 0.95; S3AC (2610.
 choice of benchmarks; numbers of samples: as many as make the noise of sampling small beside that of
 the problems, more for sets of thirty.
 Expected: held_out on the run of configs/tiny.py:s3ac_single (seed 0): avg@4 98.1 %, pass@4 99.8 %,
-maj@4 99.7 %, in seconds on two CPU cores.
+maj@4 99.7 % (the answer is the digit behind "#"), in seconds on two CPU cores.
 Command:
 
   python launch/evaluate.py --config=configs/evaluate.py:held_out --checkpoint=runs/quickstart

@@ -4,7 +4,8 @@ What: questions of GSM8K and generated one-digit sums, mixed half and half, as b
 teaches the policy to answer in a box; then S3AC with the grader of mathematical answers. GSM8K is
 far out of reach for such a model: the sums show that it learns, GSM8K that the path is whole.
 Source: S3AC (2610.35518) for the method; GSM8K (2110.14168) for the questions; sizes are ours.
-Expected: EXPECTED
+Expected: held-out sums 4.0 % -> 19.4 %, GSM8K 0.9 % -> 1.5 %, acceptance of sums 60 % -> 84 %, of
+GSM8K 39 % -> 21 % (seed 0; docs/prompts.md), in 6 minutes on two busy CPU cores.
 Command:
 
   python launch/train.py --config=configs/gsm8k_tiny.py --workdir=runs/gsm8k_tiny
