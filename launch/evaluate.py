@@ -22,7 +22,7 @@ _ADDRESS = flags.DEFINE_string(
     "address", None, "Servers that answer, host:port (gRPC) or http://host:port; comma-separated."
 )
 _WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder of the evaluation; with --checkpoint: RUN/evaluations/tick_N."
+    "workdir", None, "Folder of the evaluation; with --checkpoint: RUN/evaluated/tick_N."
 )
 
 

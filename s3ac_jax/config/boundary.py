@@ -23,7 +23,6 @@ FREE_KEYS: set[str] = {
     "evaluation.bootstrap",
     "evaluation.chunk_rows",
     "evaluation.every",
-    "evaluation.graders",
     "rollout.addresses",
     "rollout.max_in_flight",
     "rollout.server_patience_s",

@@ -13,12 +13,23 @@ from s3ac_jax.models.spec import KVDtype
 from s3ac_jax.parallel.mesh import MeshSpec
 
 # What the same folder may go on with: how fast, by whom and what is said of it, never what is made.
-# The suites are compared one by one, with what their records say that they were made with.
+# The suites are compared one by one, with what their records say that they were made with. Not
+# here: sampler.kv_dtype and sampler.weights, which round what the policy computes.
 FREE_KEYS = {
     "bootstrap",
     "chunk_rows",
     "graders",
-    "sampler",
+    "sampler.flavour",
+    "sampler.insert_batch",
+    "sampler.max_in_flight",
+    "sampler.model",
+    "sampler.prefill_chunk",
+    "sampler.scan_layers",
+    "sampler.server_patience_s",
+    "sampler.slots",
+    "sampler.steps_per_dispatch",
+    "sampler.tls_ca",
+    "sampler.token_file",
     "suites",
 }
 
@@ -56,13 +67,20 @@ class SamplerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig(EvaluationConfig):
-    """What launch/evaluate.py is given. Source: ours."""
+    """What launch/evaluate.py is given.
 
+    graders: worker processes. deadline_s: seconds of work on one answer. Source: ours.
+    """
+
+    graders: int = 2
+    deadline_s: float = 2.0
     sampler: SamplerConfig = SamplerConfig()
     mesh: MeshSpec = dataclasses.field(default_factory=MeshSpec)
 
     def __post_init__(self):
         super().__post_init__()
+        at_least("config", self, graders=1)
+        positive("config", self, "deadline_s")
         if not self.suites:
             raise ValueError("suites is empty; name at least one, as configs/evaluate.py does")
 

@@ -5,10 +5,11 @@ import re
 from collections.abc import Mapping
 from typing import Self
 
-from s3ac_jax.config.checks import at_least, positive
+from s3ac_jax.config.checks import at_least
 from s3ac_jax.config.sources import SourceConfig
 
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+# No dot: configs and metrics read it as a section of its own.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,11 @@ class SuiteConfig:
     def __post_init__(self):
         at_least("suite", self, samples=1, temperature=0, top_k=0, max_prompt_tokens=1,
                  max_response_tokens=0 if self.source is None else 1)  # fmt: skip
+        if self.source is not None and self.source.weight != 1:
+            raise ValueError(
+                f"suite.source.weight ({self.source.weight}) is of no use: all questions of a "
+                "suite are asked; leave it out"
+            )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"suite.top_p must be above 0 and at most 1, got {self.top_p}")
         if self.temperature == 0 and self.samples > 1:
@@ -70,26 +76,24 @@ class EvaluationConfig:
     """Suites by name; the name is what the table, the records and the seeds call them.
 
     seed: with the suite's name, the problem's id and the number of the sample it decides a
-    response. chunk_rows: responses between two times that records are written. graders: worker
-    processes. deadline_s: seconds of work on one answer. bootstrap: resamples of an interval.
+    response. chunk_rows: responses between two times that records are written; at the end of each
+    chunk some slots of the sampler wait for its longest responses. bootstrap: resamples of an
+    interval.
     Source: ours.
     """
 
     suites: Mapping[str, SuiteConfig] = dataclasses.field(default_factory=dict)
     seed: int = 0
-    chunk_rows: int = 256
-    graders: int = 2
-    deadline_s: float = 2.0
+    chunk_rows: int = 1024
     bootstrap: int = 1000
 
     def __post_init__(self):
-        at_least("evaluation", self, seed=0, chunk_rows=1, graders=1, bootstrap=1)
-        positive("evaluation", self, "deadline_s")
+        at_least("evaluation", self, seed=0, chunk_rows=1, bootstrap=1)
         for name in self.suites:
             # They name files, and metrics.
             if not _NAME.fullmatch(name):
                 raise ValueError(
-                    f"suites.{name}: names of suites have letters, digits and _ . - only"
+                    f"suites.{name}: names of suites have letters, digits and _ - only"
                 )
 
     def of_run(self, max_response_tokens: int) -> Self:
@@ -112,6 +116,7 @@ class EvaluationConfig:
 class TrainingEvaluationConfig(EvaluationConfig):
     """Suites inside training. every: ticks from one evaluation to the next, 0 for none.
 
+    Who grades is the task's affair: its grader is shared.
     Source: ours.
     """
 

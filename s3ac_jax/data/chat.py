@@ -9,6 +9,11 @@ from typing import Any, NoReturn
 
 from s3ac_jax.data.hf_tokenizer import HFTokenizer, TokenizerError, read_json, token_text
 
+
+class NoTemplate(TokenizerError):
+    """A folder without a chat template, as those of base models are. Source: ours."""
+
+
 _TURNS = (
     "{%- for message in messages %}"
     "{%- set text = message['content'] %}"
@@ -123,7 +128,8 @@ def load_template(folder: str | pathlib.Path, tokenizer: HFTokenizer) -> ChatTem
     """The template of the folder: chat_template.jinja, that of tokenizer_config.json, or built in.
 
     Of several named templates the one called "default" is taken.
-    Raises TokenizerError when there is none. Source: the format of Hugging Face's folders.
+    Raises NoTemplate when there is none, TokenizerError when it can't be read.
+    Source: the format of Hugging Face's folders.
     """
     folder = pathlib.Path(folder)
     said = read_json(folder, "tokenizer_config.json")
@@ -150,7 +156,7 @@ def load_template(folder: str | pathlib.Path, tokenizer: HFTokenizer) -> ChatTem
     model_type = read_json(folder, "config.json").get("model_type")
     family = family_of(model_type if isinstance(model_type, str) else "", tokenizer)
     if family is None:
-        raise TokenizerError(
+        raise NoTemplate(
             f"{folder} has no chat template and none is built in for model_type {model_type!r}; "
             f"put a chat_template.jinja there"
         )

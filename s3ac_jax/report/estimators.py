@@ -67,7 +67,8 @@ def maj_at(groups: Sequence[tuple[int, float]], unanswered: int, k: int) -> floa
             ways = _ways(others, unanswered, k - most, most)
             share = sum(ways[ties] / (ties + 1) for ties in range(len(ways)))
             total += right * math.comb(count, most) * share
-    return total / math.comb(n, k)
+    # A sum of floats that should be 1 may end above it.
+    return min(1.0, total / math.comb(n, k))
 
 
 def _ways(sizes: Sequence[int], unanswered: int, rest: int, most: int) -> list[int]:

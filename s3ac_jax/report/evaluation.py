@@ -29,21 +29,22 @@ def suite_result(
     maj_at: Sequence[int],
     resamples: int,
     shares: Mapping[str, Collection[str]],
+    levels: Mapping[str, str] | None = None,
 ) -> Result:
     """Every number of one suite.
 
     samples: of each problem, those beyond are left out; the k of pass_at and maj_at are at most
     that. resamples: for each interval. shares: names of further numbers, each the share of the
-    responses whose reason is among these codes.
+    responses whose reason is among these codes. levels: of each problem, where they have some; avg
+    is also given for each.
+    maj is NaN where nobody says what some right response answers: then nobody can count votes.
     Source: ours: the table can be made again, by anybody, from what was answered.
     """
-    by_problem: dict[str, dict[int, Record]] = collections.defaultdict(dict)
-    for record in records:
-        if record["sample"] < samples:
-            # Should a sample be there twice, its first line counts.
-            by_problem[record["problem"]].setdefault(record["sample"], record)
-    problems = [[rows[n] for n in sorted(rows)] for rows in by_problem.values()]
-    every = [record for rows in problems for record in rows]
+    every = counted(records, samples)
+    by_problem: dict[str, list[Record]] = collections.defaultdict(list)
+    for record in every:
+        by_problem[record["problem"]].append(record)
+    problems = list(by_problem.values())
     correct = [[record["correct"] for record in rows] for rows in problems]
     drawn = estimators.over_samples(correct, resamples=resamples)
 
@@ -54,6 +55,11 @@ def suite_result(
         return _spelled(estimators.over_problems(values, resamples=resamples))
 
     votes = [_groups(rows) for rows in problems]
+    known = not any(record["correct"] and record["same_as"] is None for record in every)
+    by_level: dict[str, list[float]] = collections.defaultdict(list)
+    for name, row in zip(by_problem, correct, strict=True):
+        if levels:
+            by_level[levels[name]].append(sum(row) / len(row))
     return {
         "suite": header["suite"],
         "weights": header["weights"],
@@ -73,7 +79,10 @@ def suite_result(
             for k in pass_at
         },
         "maj": {
-            str(k): of_problems([estimators.maj_at(*vote, k) for vote in votes]) for k in maj_at
+            str(k): of_problems([estimators.maj_at(*vote, k) for vote in votes])
+            if known
+            else _spelled(Estimate(math.nan, math.nan, math.nan))
+            for k in maj_at
         },
         "truncated": share([record["finish"] == "length" for record in every]),
         **{
@@ -81,7 +90,24 @@ def suite_result(
         },
         "tokens": sum(one["tokens"] for one in every) / len(every) if every else math.nan,
         "reasons": dict(collections.Counter(one["reason"] for one in every).most_common()),
+        "levels": {
+            name: {"problems": len(values)} | of_problems(values)
+            for name, values in by_level.items()
+        },
+        "made_with": header["made_with"],
     }
+
+
+def counted(records: Sequence[Record], samples: int) -> list[Record]:
+    """The records that numbers are made of: the first `samples` of each problem, in order.
+
+    Should a sample be there twice, its first line counts. Source: ours.
+    """
+    by_problem: dict[str, dict[int, Record]] = collections.defaultdict(dict)
+    for record in records:
+        if 0 <= record["sample"] < samples:
+            by_problem[record["problem"]].setdefault(record["sample"], record)
+    return [rows[n] for rows in by_problem.values() for n in sorted(rows)]
 
 
 def _groups(rows: Sequence[Record]) -> tuple[list[tuple[int, float]], int]:
@@ -107,7 +133,11 @@ def metrics(results: Sequence[Result]) -> dict[str, float]:
     for result in results:
         numbers = {"avg": result["avg"]["value"]}
         for kind in ("pass", "maj"):
-            numbers |= {f"{kind}_{k}": one["value"] for k, one in result[kind].items()}
+            numbers |= {
+                f"{kind}_{k}": one["value"]
+                for k, one in result[kind].items()
+                if not math.isnan(one["value"])
+            }
         numbers |= {name: result[name] for name in _rates(result)}
         numbers["tokens"] = result["tokens"]
         found |= {f"evaluation/{result['suite']}/{name}": x for name, x in numbers.items()}

@@ -86,6 +86,8 @@ def _accuracy(axes: Axes, results: Sequence[Result]) -> None:
             # The largest k says most; all of them are in the table.
             k = max(result[kind], key=int)
             value = result[kind][k]["value"]
+            if math.isnan(value):
+                continue
             axes.plot(value, place, marker, color=colour, markersize=7, label=f"{kind}@k")
             axes.annotate(k, (value, place), textcoords="offset points", xytext=(0, 7),
                           ha="center", fontsize=8, color=colour)  # fmt: skip

@@ -3,6 +3,8 @@
 import json
 import os
 import pathlib
+import types
+import typing
 from collections.abc import Iterable
 from typing import Any, TypedDict
 
@@ -20,13 +22,15 @@ class Header(TypedDict):
     """The first line of a suite's file. suite: its name. weights: fingerprint of what answered.
 
     version: of these weights. made_with: what decides a response and its verdict, apart from the
-    number of samples. problems: asked; dropped: ids of those whose prompts were too long.
+    number of samples. config: of the suite as it was when the file was begun, for people. problems:
+    asked; dropped: ids of those whose prompts were too long.
     """
 
     suite: str
     weights: str
     version: int
     made_with: dict[str, Any]
+    config: dict[str, Any]
     problems: int
     dropped: list[str]
 
@@ -57,7 +61,8 @@ class RecordFile:
     """The records of one suite at `path`, to be gone on with; made when there is none.
 
     header: None before `begin`. A last line torn by a kill is cut off.
-    Raises RecordsError when the file can't be read. Source: ours.
+    Raises RecordsError for a file of another kind, OSError for one that can't be read or written.
+    Source: ours.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -100,19 +105,43 @@ def read(path: str | os.PathLike[str]) -> tuple[Header | None, list[Record]]:
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     header: Any = None
     records: list[Any] = []
-    wanted = Header.__required_keys__
+    kinds = _kinds(Header)
     for number, line in enumerate(lines, start=1):
         try:
-            found = json.loads(line)
-            if not isinstance(found, dict) or not wanted <= found.keys():
-                raise ValueError("fields are missing")
-        except ValueError as error:
-            raise RecordsError(
-                f"{path}, line {number} is no record ({error}); delete that line, or the file to "
-                "begin anew"
-            ) from error
+            found = _checked(json.loads(line), kinds)
+        except (ValueError, RecursionError) as error:
+            fix = (
+                "it has to say what was evaluated: restore it, or use another --workdir"
+                if number == 1
+                else "delete that line, or the file to begin anew"
+            )
+            raise RecordsError(f"{path}, line {number} is no record ({error}); {fix}") from error
         if number == 1:
-            header, wanted = found, Record.__required_keys__
+            header, kinds = found, _kinds(Record)
         else:
             records.append(found)
     return header, records
+
+
+def _kinds(form: Any) -> dict[str, tuple[type, ...]]:
+    """What each field of a line may be."""
+    return {
+        name: tuple(typing.get_origin(one) or one for one in _among(hint))
+        for name, hint in typing.get_type_hints(form).items()
+    }
+
+
+def _among(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) is types.UnionType else (hint,)
+
+
+def _checked(found: Any, kinds: dict[str, tuple[type, ...]]) -> dict[str, Any]:
+    """The line, whose fields are as they should be; ValueError naming one that is not."""
+    if not isinstance(found, dict):
+        raise ValueError("not an object")
+    for name, allowed in kinds.items():
+        # Not isinstance: True is no number of a sample.
+        if name not in found or type(found[name]) not in allowed:
+            what = f"has {name} {found[name]!r:.40}" if name in found else f"lacks {name}"
+            raise ValueError(what)
+    return found

@@ -38,15 +38,13 @@ class ArithmeticVerifier:
 
         Source: ours.
         """
-        answers = self.problems.answers()[rollout.prompt.index]
-        rows, length = np.arange(len(answers)), rollout.num_tokens
-        digit = arithmetic.TOKENIZER.encode("0")[0] + answers
-        mark = arithmetic.TOKENIZER.encode("#")[0]
-        ends = rollout.tokens[rows, np.maximum(length - 2, 0)] == digit
-        marked = rollout.tokens[rows, np.maximum(length - 3, 0)] == mark
-        success = rollout.stopped & (length >= 3) & ends & marked
+        success = _digits(rollout) == self.problems.answers()[rollout.prompt.index]
         reward = np.where(success, 1.0, -1.0).astype(np.float32)
-        return Scored(rollout, reward, success, np.ones(len(rows), bool))
+        return Scored(rollout, reward, success, np.ones(len(success), bool))
+
+    def answers(self, rollout: Rollout) -> list[str | None]:
+        """The digit behind `#` at the end of each response that stopped by itself. Source: ours."""
+        return [str(digit) if digit >= 0 else None for digit in _digits(rollout).tolist()]
 
     def count_steps(self, rollout: Rollout) -> StepCounts:
         """Steps required, written (up to the first `#`) and right, per response. Source: ours."""
@@ -89,3 +87,13 @@ class ArithmeticVerifier:
             f"{100 * outcome['worked_answers']:.1f} % of right answers with every step worked out "
             "(the rest guessed)"
         )
+
+
+def _digits(rollout: Rollout) -> np.ndarray:
+    """The digit that each response ends with, -1 where none stands there behind a `#`."""
+    rows, length = np.arange(len(rollout.num_tokens)), rollout.num_tokens
+    zero, mark = (arithmetic.TOKENIZER.encode(one)[0] for one in "0#")
+    digit = rollout.tokens[rows, np.maximum(length - 2, 0)] - zero
+    marked = rollout.tokens[rows, np.maximum(length - 3, 0)] == mark
+    there = rollout.stopped & (length >= 3) & marked & (digit >= 0) & (digit <= 9)
+    return np.where(there, digit, -1)

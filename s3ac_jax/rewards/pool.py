@@ -8,7 +8,7 @@ children run the trainer's main module again, with jax in it. Nothing that comes
 import collections
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from s3ac_jax.rewards import math_answers
@@ -66,6 +66,33 @@ class GraderPool:
         """
         with self._lock:
             self._connect()
+
+    def check(self, kinds: Iterable[str]) -> None:
+        """Raises GraderError for a kind that nobody can grade, before there are responses.
+
+        A user's function has to be there, which starts the processes. Source: ours.
+        """
+        own = []
+        for kind in dict.fromkeys(kinds):
+            if ":" in kind:
+                own.append(kind)
+            else:
+                _known_kind(kind)
+        with self._lock:
+            for kind in own:
+                if kind not in self._checked:
+                    self._check(kind)
+
+    def check_algebra(self) -> None:
+        """Raises GraderError where math-verify is missing; waits for the processes to be there.
+
+        Source: ours: which answers need it is only known when they are given.
+        """
+        with self._lock:
+            try:
+                self._need_algebra(self._connect(), [{"kind": "math"}])
+            except Lost:
+                self._drop()  # who grades starts them again, or says that they do not start
 
     def close(self) -> None:
         """Ends the processes; twice is fine. Source: ours."""

@@ -49,18 +49,28 @@ class SumsVerifier:
 
         Source: ours.
         """
-        answers = self.problems.answers()[rollout.prompt.index]
+        right = self.problems.answers()[rollout.prompt.index].tolist()
+        success = np.array(
+            [given == str(one) for given, one in zip(self.answers(rollout), right, strict=True)],
+            bool,
+        )
+        reward = np.where(success, 1.0, -1.0).astype(np.float32)
+        return Scored(rollout, reward, success, np.ones(len(right), bool))
+
+    def answers(self, rollout: Rollout) -> list[str | None]:
+        """The last number of each response that stopped by itself, if it is an integer.
+
+        Source: ours.
+        """
         stopped = np.flatnonzero(rollout.stopped)
         texts = self.tokenizer.decode_all(
             rollout.tokens[row, : rollout.num_tokens[row] - 1] for row in stopped
         )
-        success = np.zeros(len(answers), bool)
-        success[stopped] = [
-            last_integer(text) == answer
-            for text, answer in zip(texts, answers[stopped], strict=True)
-        ]
-        reward = np.where(success, 1.0, -1.0).astype(np.float32)
-        return Scored(rollout, reward, success, np.ones(len(answers), bool))
+        found: list[str | None] = [None] * len(rollout.num_tokens)
+        for row, text in zip(stopped, texts, strict=True):
+            if (number := last_integer(text)) is not None:
+                found[row] = str(number)
+        return found
 
     def shares(self, scored: Scored) -> dict[str, Share]:
         """None: a sum is right or wrong. Source: ours."""

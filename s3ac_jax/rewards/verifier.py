@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -39,4 +39,17 @@ class Verifier(Protocol):
 
     def remark(self, outcome: Mapping[str, float]) -> str:
         """Words on an outcome, from the metrics of `shares`; empty for none. Source: ours."""
+        ...
+
+
+@runtime_checkable
+class Answering(Protocol):
+    """A verifier that knows which answer a response gives, right or not.
+
+    Source: self-consistency (2203.11171): a vote is for an answer, not for a text.
+    """
+
+    def answers(self, rollout: Rollout) -> list[str | None]:
+        """The answer of each response, spelled as one where it is one; None for none, and for a
+        response that was cut off. Every right response has one. Source: ours."""
         ...

@@ -101,12 +101,11 @@ def test_servers_give_what_the_run_gives(run, whole, tmp_path):
             )
             assert (code, error) == (0, "")
             found, there = (read(one / "held_out.jsonl") for one in (tmp_path / name, whole[0]))
-            assert found[1] == there[1]
-            if name == "grpc":
-                assert found[0] == there[0]
+            # The weights' fingerprint and version too.
+            assert found == there
 
 
-def test_without_a_workdir_it_lies_beside_the_run(run, tmp_path):
+def test_without_a_workdir_it_lies_in_the_run(run, tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"id": "a", "prompt": "1+1=", "answer": "2"}\n')
     mine = [f"--config.suites.mine.source.path={path}", "--config.suites.mine.instruction="]
@@ -118,7 +117,7 @@ def test_without_a_workdir_it_lies_beside_the_run(run, tmp_path):
     assert error.startswith("error: mine, a: cannot encode '\\n' at place 4")
     code, _, error = evaluate(f"--checkpoint={run}", "--config.suites.held_out.samples=1")
     assert (code, error) == (0, "")
-    assert (run / "evaluations" / "tick_000002" / "table.txt").is_file()
+    assert (run / "evaluated" / "tick_000002" / "table.txt").is_file()
 
 
 @pytest.mark.parametrize(
@@ -131,6 +130,7 @@ def test_without_a_workdir_it_lies_beside_the_run(run, tmp_path):
         (["--hf=nowhere", "--workdir=w"], 1, "error: "),
         (["--config.suites.held_out.sample=3"], 2, "error: --config.suites.held_out.sample: con"),
         (["--config.suites.held_out.samples=0"], 1, "error: suites.held_out"),
+        (["--config.graders=0", "--hf=a"], 1, "error: config.graders must be at least 1"),
     ],
 )
 def test_what_can_not_be_evaluated_is_one_line(arguments, code, line, tmp_path, monkeypatch):
@@ -157,3 +157,20 @@ def test_another_policy_is_refused_in_the_same_folder(run, whole, tmp_path):
     )  # fmt: skip
     assert code == 1
     assert "was made with another config: seed was 0, now 1" in error
+
+
+def test_rounded_weights_are_another_policy(run, whole):
+    changes = "--config.suites.held_out.samples=5", "--config.sampler.weights=int8"
+    code, _, error = evaluate(f"--checkpoint={run}", f"--workdir={whole[0]}", *changes)
+    assert code == 1
+    assert 'another config: sampler.weights was "model", now "int8"' in error
+
+
+def test_a_cache_that_no_memory_holds_is_one_line(run, tmp_path):
+    code, _, error = evaluate(
+        f"--checkpoint={run}", f"--workdir={tmp_path}",
+        "--config.suites.held_out.max_response_tokens=100000000",
+    )  # fmt: skip
+    assert code == 1
+    assert "error: there is no memory for sampler.slots (16) x 1000000" in error
+    assert "Traceback" not in error

@@ -69,7 +69,8 @@ class LoopThread:
 class HttpLink:
     """The way to one server.
 
-    folder: where the current weights lie, None before there are any. version: of these.
+    folder: where the current weights lie, None where nobody exported any. version: of the weights
+    that answers have to be of, -1 for any.
     Source: ours; the protocol is that of `server_link.Link`.
     """
 
@@ -199,7 +200,7 @@ class HttpLink:
             return f"token {strange[0]}, the model knows 0..{self.vocab_size - 1}"
         if not all(isinstance(one, int | float) and math.isfinite(one) for one in logp):
             return "log-probs that are no finite numbers"
-        known = answer.version is not None and self.folder is not None and not self.in_flight
+        known = answer.version is not None and self.version >= 0 and not self.in_flight
         if known and answer.version != str(self.version):
             return f"weights of version {answer.version}, current is {self.version}"
         if answer.finish == ABORT:

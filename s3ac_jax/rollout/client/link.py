@@ -1,9 +1,14 @@
 """What a fleet asks of the connection to one server, and what a failed call means."""
 
 import enum
+import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from s3ac_jax.rollout.backend import RolloutError
+
+# Between two looks for a first server.
+_AGAIN_S = 1.0
 
 
 class Verdict(enum.Enum):
@@ -94,3 +99,38 @@ def shown(answers: dict[str, Any]) -> dict[str, Any]:
         name: {"error": str(found)} if isinstance(found, CallFailed) else found
         for name, found in answers.items()
     }
+
+
+def first_answers(
+    what: str,
+    ask: Callable[[], dict[str, Any]],
+    patience: float,
+    notice: Callable[[str], None],
+) -> dict[str, Any]:
+    """What those servers answer that are there, as soon as one is.
+
+    ask: one call to every server, as for `raise_refusals`. patience: seconds. notice: is told once
+    that somebody waits.
+    Raises RolloutError when one would not `what`, or none is to be had. Source: ours.
+    """
+    began, told = time.monotonic(), False
+    while True:
+        answers = ask()
+        for name, found in answers.items():
+            if isinstance(found, CallFailed) and found.verdict is Verdict.BUSY:
+                answers[name] = CallFailed(Verdict.DOWN, str(found))
+        away = raise_refusals(what, answers)
+        found = {
+            name: answer for name, answer in answers.items() if not isinstance(answer, CallFailed)
+        }
+        if found:
+            return found
+        if time.monotonic() - began > patience:
+            raise RolloutError(
+                f"no rollout server to be had for {patience:g} s ({'; '.join(away)}): start "
+                "one, or correct the addresses"
+            )
+        if not told:
+            notice(f"waiting for a rollout server ({patience:g} s at most): {'; '.join(away)}")
+            told = True
+        time.sleep(min(_AGAIN_S, patience))

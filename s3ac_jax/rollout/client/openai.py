@@ -16,8 +16,19 @@ from s3ac_jax.rollout.backend import RolloutError, Sampling
 from s3ac_jax.rollout.client.fleet import Fleet
 from s3ac_jax.rollout.client.fleet_server import Timing, to_stderr
 from s3ac_jax.rollout.client.http_link import HttpLink, LoopThread
-from s3ac_jax.rollout.client.link import CallFailed, Verdict, raise_refusals, shown
-from s3ac_jax.rollout.client.openai_flavours import FLAVOURS, Completion, CompletionRequest
+from s3ac_jax.rollout.client.link import (
+    CallFailed,
+    Verdict,
+    first_answers,
+    raise_refusals,
+    shown,
+)
+from s3ac_jax.rollout.client.openai_flavours import (
+    FLAVOURS,
+    Completion,
+    CompletionRequest,
+    Weights,
+)
 from s3ac_jax.rollout.hosts import check_token_hidden
 from s3ac_jax.rollout.local import check_request
 from s3ac_jax.rollout.wire import ABORT, STOP
@@ -69,6 +80,7 @@ class OpenAIRollout:
         self.version = -1
         self._export = export
         self._needs_weights = export is not None
+        self._fingerprint: str | None = None
         self._counts = collections.Counter(requests=0, tokens=0, aborted=0)
         self._notice = notice
         self._standing = False  # the servers, for us
@@ -92,6 +104,30 @@ class OpenAIRollout:
             link.folder, link.version, link.in_flight = folder, version, self.in_flight
         self._fleet.sync()
         self.version, self._needs_weights = version, False
+
+    def adopt_weights(self) -> Weights:
+        """Takes the weights that the servers have as those that answer; returns what they say.
+
+        Answers that say another version later are an error. Waits for the first server to be there.
+        Raises RolloutError when servers differ, refuse, or are not to be had. Source: ours.
+        """
+        found = first_answers(
+            "say which weights they have",
+            lambda: self._ask(lambda link: link.flavour.weights(link.call, link.model)),
+            self._fleet.timing.patience, self._notice,
+        )  # fmt: skip
+        weights, *others = set(found.values())
+        if others:
+            each = ", ".join(
+                f"{address} has {one.fingerprint or one.name} (version {one.version})"
+                for address, one in found.items()
+            )
+            raise RolloutError(f"the rollout servers have different weights: {each}")
+        if weights.fingerprint is not None:
+            self._fingerprint = weights.fingerprint
+            for link in self._links:
+                link.version = weights.version
+        return weights
 
     def generate(self, prompt: Prompt, sampling: Sampling, *, keep_routing: bool = True) -> Rollout:
         """One response for each of the B prompts, in their order; a request each.
@@ -182,8 +218,8 @@ class OpenAIRollout:
             for address, found in shown(looks).items()
         }
         return {
-            **self._counts, **self._fleet.counts, "version": self.version, "fingerprint": None,
-            "servers": servers,
+            **self._counts, **self._fleet.counts, "version": self.version,
+            "fingerprint": self._fingerprint, "servers": servers,
         }  # fmt: skip
 
     def close(self) -> None:

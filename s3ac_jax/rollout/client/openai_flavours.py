@@ -40,6 +40,18 @@ class Completion(NamedTuple):
     version: str | None = None
 
 
+class Weights(NamedTuple):
+    """What a server says of its weights. name: of its model, empty where it doesn't say.
+
+    fingerprint, version: as for `RolloutBackend.stats`; None and 0 where it doesn't say.
+    Source: ours.
+    """
+
+    name: str
+    fingerprint: str | None = None
+    version: int = 0
+
+
 # A call: method, path, JSON body or None -> what the answer's JSON holds.
 Call = Callable[..., Awaitable[Any]]
 
@@ -60,6 +72,10 @@ class Flavour(Protocol):
 
     async def check(self, call: Call, version: int) -> bool | None:
         """Whether the server has weights of this version; None when it can't tell."""
+        ...
+
+    async def weights(self, call: Call, model: str | None) -> Weights:
+        """Which weights the server has. model: its name there, None for the only one."""
         ...
 
     async def reload(self, call: Call, folder: str, version: int, in_flight: bool) -> None:
@@ -115,6 +131,20 @@ class OwnServer:
     async def check(self, call: Call, version: int) -> bool | None:
         """Whether it is there. Source: ours."""
         await call("GET", "/health")
+
+    async def weights(self, call: Call, model: str | None) -> Weights:
+        """Of /v1/models, whose fingerprint is our own server's. Source: OpenAI's API reference."""
+        found = await call("GET", "/v1/models")
+        listed = found.get("data") if isinstance(found, dict) else None
+        for one in listed if isinstance(listed, list) else []:
+            if isinstance(one, dict) and model in (None, one.get("id")):
+                said, version = one.get("fingerprint"), one.get("version")
+                return Weights(
+                    str(one.get("id", "")),
+                    said if isinstance(said, str) else None,
+                    version if isinstance(version, int) else 0,
+                )
+        return Weights(model or "")
 
     async def reload(self, call: Call, folder: str, version: int, in_flight: bool) -> None:
         """Refused. Source: ours."""
@@ -215,6 +245,13 @@ class Sglang:
         found = await call("GET", "/get_model_info")
         named = found.get("weight_version") if isinstance(found, dict) else None
         return None if named is None else named == str(version)
+
+    async def weights(self, call: Call, model: str | None) -> Weights:
+        """The folder it has read, and what its weights are called. Source: SGLang."""
+        found = await call("GET", "/get_model_info")
+        said = found if isinstance(found, dict) else {}
+        parts = (model or said.get("model_path"), said.get("weight_version"))
+        return Weights(", version ".join(str(one) for one in parts if one))
 
     async def reload(self, call: Call, folder: str, version: int, in_flight: bool) -> None:
         """update_weights_from_disk, which waits for what is under way unless that is paused.

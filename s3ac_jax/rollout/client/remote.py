@@ -3,7 +3,6 @@
 import collections
 import json
 import math
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +17,13 @@ from s3ac_jax.rollout.backend import RolloutError, Sampling, fingerprint_of
 from s3ac_jax.rollout.client.fleet import Fleet
 from s3ac_jax.rollout.client.fleet_server import Timing, to_stderr
 from s3ac_jax.rollout.client.grpc_link import CONTROL_S, GenerateCall, GrpcLink, WeightsUpdate
-from s3ac_jax.rollout.client.link import CallFailed, Verdict, raise_refusals, shown
+from s3ac_jax.rollout.client.link import (
+    CallFailed,
+    Verdict,
+    first_answers,
+    raise_refusals,
+    shown,
+)
 from s3ac_jax.rollout.local import check_request
 from s3ac_jax.rollout.wire import ABORT, STOP, Requests, Responses, pack_requests
 
@@ -26,8 +31,6 @@ from s3ac_jax.rollout.wire import ABORT, STOP, Requests, Responses, pack_request
 _PIECES = 4
 # A server that stands still for us is told to go on before we leave, if it answers this soon.
 _LEAVE_S = 3.0
-# Between two looks for a first server.
-_ADOPT_AGAIN_S = 1.0
 
 
 class RemoteRollout:
@@ -109,28 +112,12 @@ class RemoteRollout:
         first one to be there.
         Raises RolloutError when servers differ, refuse, or are not to be had. Source: ours.
         """
-        began, patience, told = time.monotonic(), self._fleet.timing.patience, False
-        while True:
-            answers = self._ask("Stats", lambda link: link.call("Stats", pb.Empty(), CONTROL_S))
-            away = raise_refusals("say which weights they have", answers)
-            found = {
-                address: json.loads(reply.json)
-                for address, reply in answers.items()
-                if not isinstance(reply, CallFailed)
-            }
-            if found:
-                break
-            if time.monotonic() - began > patience:
-                raise RolloutError(
-                    f"no rollout server to be had for {patience:g} s ({'; '.join(away)}): start "
-                    "one, or correct the addresses"
-                )
-            if not told:
-                self._notice(
-                    f"waiting for a rollout server ({patience:g} s at most): {'; '.join(away)}"
-                )
-                told = True
-            time.sleep(min(_ADOPT_AGAIN_S, patience))
+        answers = first_answers(
+            "say which weights they have",
+            lambda: self._ask("Stats", lambda link: link.call("Stats", pb.Empty(), CONTROL_S)),
+            self._fleet.timing.patience, self._notice,
+        )  # fmt: skip
+        found = {address: json.loads(reply.json) for address, reply in answers.items()}
         have = {(one["fingerprint"], one["version"]) for one in found.values()}
         if len(have) > 1:
             each = ", ".join(

@@ -184,10 +184,11 @@ class HttpApi:
         return _json(self._described())
 
     def _described(self) -> dict[str, Any]:
-        served = self._served
+        served, weights = self._served, self._driver.store.get()
         return {
             "id": served.model, "object": "model", "created": 0, "owned_by": "s3ac-jax",
-            "max_model_len": served.limits.cache_tokens,
+            "max_model_len": served.limits.cache_tokens, "version": weights.version,
+            "fingerprint": weights.fingerprint,
         }  # fmt: skip
 
     async def _health(self, _: web.Request) -> web.Response:

@@ -11,13 +11,12 @@ from s3ac_jax.data.tokenizer import Tokenizer
 from s3ac_jax.report.records import Record
 from s3ac_jax.rewards.choices import letter
 from s3ac_jax.rewards.extract import final_answer
-
-# Kinds whose answers the grader can compare with each other; others are compared as text.
-_COMPARED = ("math", "choice")
+from s3ac_jax.rewards.verifier import Answering, Verifier
 
 
 class Same(Protocol):
-    """Are two answers one answer? As `rewards.pool.GraderPool.same`. Source: ours."""
+    """Are two answers one answer? As `rewards.pool.GraderPool.same`, for which what a user's
+    grader judged is mathematics. Source: ours."""
 
     def __call__(self, pairs: Sequence[tuple[str, str]], kind: str = "math") -> list[bool]:
         """For each pair. Source: ours."""
@@ -34,15 +33,22 @@ def texts_of(rollout: Rollout, tokenizer: Tokenizer) -> list[str]:
     return tokenizer.decode_all(rows)
 
 
-def answer_of(text: str, kind: str, stopped: bool) -> str | None:
-    """The final answer in a response; None for none, and in one that was cut off.
+def answers_of(
+    rollout: Rollout, texts: Sequence[str], kinds: Sequence[str], verifier: Verifier
+) -> list[str | None]:
+    """The final answer in each response; None for none, and in one that was cut off.
 
-    kind: as in `Problem`; where there is no box to look for, the whole text is the answer.
+    kinds: as in `Problem`, the answer is in the box; "" where the task's own verifier says what was
+    answered, if it can. A whole text is no answer: any two differ, and none would be outvoted.
     Source: ours: what was cut off earns nothing in training either (S3AC, 2610.35518).
     """
-    if not stopped:
-        return None
-    return final_answer(text, kind)[0] if kind in _COMPARED else text.strip() or None
+    own: list[str | None] = [None] * len(texts)
+    if "" in kinds and isinstance(verifier, Answering):
+        own = verifier.answers(rollout)
+    return [
+        said if not kind else final_answer(text, kind)[0] if stopped else None
+        for text, kind, stopped, said in zip(texts, kinds, rollout.stopped, own, strict=True)
+    ]
 
 
 def mark_same(
@@ -114,7 +120,7 @@ def _vote(record: Record) -> str | None:
 def _compare(pairs: Sequence[tuple[str, str]], kinds: Sequence[str], same: Same) -> list[bool]:
     """Equal texts need nobody's word."""
     equal = [a == b for a, b in pairs]
-    for kind in _COMPARED:
+    for kind in dict.fromkeys(filter(None, kinds)):
         asked = [n for n, one in enumerate(kinds) if one == kind and not equal[n]]
         if asked:
             for n, verdict in zip(asked, same([pairs[n] for n in asked], kind), strict=True):

@@ -14,7 +14,7 @@ from s3ac_jax.report.records import Header, Record, RecordFile, read
 from s3ac_jax.rewards.answers import NO_BOX
 from s3ac_jax.rewards.verdict import UNJUDGED
 from s3ac_jax.rollout.backend import RolloutBackend, RolloutError
-from s3ac_jax.train.evaluation.answers import answer_of, mark_same, texts_of
+from s3ac_jax.train.evaluation.answers import answers_of, mark_same, texts_of
 from s3ac_jax.train.evaluation.suites import EvaluationError, Prepared, Suite
 
 # Shares of responses whose reason is one of these, by the name that the table has for them.
@@ -30,69 +30,101 @@ def evaluate_suites(
     version: int,
     on_progress: OnProgress = lambda *_: None,
     *,
+    weights: str,
     keep: bool = False,
-    weights: str | None = None,
 ) -> dict[str, float]:
     """Answers what is not yet answered in `folder`, and gives the main numbers of all suites.
 
     backend: has the weights, whose number is `version`. folder: gets SUITE.jsonl for each suite;
     what is there is not made again. Records of other weights, or made with other settings, are
     made anew; with keep they are an EvaluationError instead. on_progress: after each chunk; may
-    raise, then nothing is lost. weights: what answers, the backend's fingerprint when None.
+    raise, then nothing is lost. weights: their fingerprint, or else who answers; not empty.
     Raises RolloutError, GraderError and OSError too.
     Source: ours.
     """
+    if not weights:
+        raise ValueError("weights must say what answers, got an empty text")
     folder.mkdir(parents=True, exist_ok=True)
-    weights = weights or str(backend.stats()["fingerprint"] or "")
+    if keep:
+        check_records(prepared, folder, weights)
     for suite in prepared.suites:
         with contextlib.closing(RecordFile(folder / f"{suite.name}.jsonl")) as file:
-            _claim(file, suite, weights, version, keep)
+            _claim(file, suite, weights, version)
             _answer(prepared, suite, backend, file, on_progress)
     return report.metrics(results_of(prepared, folder))
 
 
 def results_of(prepared: Prepared, folder: Path) -> list[Result]:
-    """Every number of every suite, from the records in `folder`. Source: ours."""
+    """Every number of every suite, from the records in `folder`.
+
+    Raises EvaluationError where responses are missing. Source: ours.
+    """
     found = []
     for suite in prepared.suites:
-        header, records = read(folder / f"{suite.name}.jsonl")
-        if header is None:
-            raise EvaluationError(f"{folder} has no records of {suite.name}")
+        header, records = records_of(suite, folder)
         asked = suite.config.reported
-        found.append(
-            report.suite_result(
-                header, records, samples=suite.config.samples, pass_at=asked["pass"],
-                maj_at=asked["maj"], resamples=prepared.config.bootstrap, shares=SHARES,
-            )
+        result = report.suite_result(
+            header, records, samples=suite.config.samples, pass_at=asked["pass"],
+            maj_at=asked["maj"], resamples=prepared.config.bootstrap, shares=SHARES,
+            levels=suite.levels,
         )  # fmt: skip
+        found.append(result | {"config": suite.told})
     return found
 
 
-def _claim(file: RecordFile, suite: Suite, weights: str, version: int, keep: bool) -> None:
-    """Compares what the file was made with, or begins it."""
+def records_of(suite: Suite, folder: Path) -> tuple[Header, list[Record]]:
+    """What a suite's numbers are made of: the header, and the samples wanted of each problem.
+
+    Raises EvaluationError where responses are missing. Source: ours.
+    """
+    path, ids = folder / f"{suite.name}.jsonl", set(suite.ids)
+    header, records = read(path)
+    asked = [record for record in records if record["problem"] in ids]
+    there = report.counted(asked, suite.config.samples)
+    if header is None or len(there) < suite.rows:
+        raise EvaluationError(
+            f"{path} has {len(there)} of {suite.rows} responses; the command that began it makes "
+            "the others"
+        )
+    return header, there
+
+
+def _claim(file: RecordFile, suite: Suite, weights: str, version: int) -> None:
+    """Begins the file, unless it holds responses of these weights and settings."""
     header = Header(
         suite=suite.name, weights=weights, version=version, made_with=suite.made_with,
-        problems=len(suite.ids), dropped=list(suite.dropped),
+        config=suite.told, problems=len(suite.ids), dropped=list(suite.dropped),
     )  # fmt: skip
-    old = file.header
-    if old is None:
+    # A header alone commits nobody: the first command may have had a typo.
+    if file.header is None or not file.records or _other(file.header, suite, weights):
         file.begin(header)
-        return
-    fault = None
-    if old["weights"] != weights:
-        fault = f"of weights {old['weights']}, these are {weights}"
-    elif old["made_with"] != suite.made_with:
-        name, was, now = _difference(old["made_with"], suite.made_with)
-        fault = f"made with {name} {was!r}, now it is {now!r}"
-    elif old["problems"] != len(suite.ids):
-        fault = f"of {old['problems']} problems, now there are {len(suite.ids)}"
-    if fault is None:
-        return
-    if keep:
-        raise EvaluationError(
-            f"{file.path} holds answers {fault}; use another --workdir, or delete that file"
-        )
-    file.begin(header)
+
+
+def check_records(prepared: Prepared, folder: Path, weights: str | None = None) -> None:
+    """Raises EvaluationError for records in `folder` that were made with other settings.
+
+    weights: what they have to be of, None where that is not known yet.
+    Source: ours: told before anything is read or made that takes long.
+    """
+    for suite in prepared.suites:
+        path = folder / f"{suite.name}.jsonl"
+        header, records = read(path)
+        if header is not None and records and (fault := _other(header, suite, weights)):
+            raise EvaluationError(
+                f"{path} holds answers {fault}; use another --workdir, or delete that file"
+            )
+
+
+def _other(header: Header, suite: Suite, weights: str | None) -> str | None:
+    """What a suite's file was made with that is different now."""
+    if header["suite"] != suite.name:
+        return f"of suite {header['suite']}, this is {suite.name}"
+    if weights not in (None, header["weights"]):
+        return f"of weights {header['weights']}, these are {weights}"
+    if header["made_with"] == suite.made_with:
+        return None
+    name, was, now = _difference(header["made_with"], suite.made_with)
+    return f"made with {name} {was!r}, now it is {now!r}"
 
 
 def _difference(old: dict, new: dict) -> tuple[str, object, object]:
@@ -156,6 +188,7 @@ def _record(
     seeds = suite.seeds(rows)
     problem, sample, prompt = suite.places(rows)
     kinds = [suite.kinds[one] if suite.kinds else "" for one in prompt]
+    answers = answers_of(rollout, texts, kinds, suite.verifier)
     made = []
     for n in range(len(rows)):
         stopped = bool(rollout.stopped[n])
@@ -169,7 +202,7 @@ def _record(
                 seed=int(seeds[n]),
                 tokens=int(rollout.num_tokens[n]),
                 finish="stop" if stopped else "length",
-                answer=answer_of(texts[n], kinds[n], stopped),
+                answer=answers[n],
                 correct=right,
                 reason=str(reason),
                 same_as=None,

@@ -3,18 +3,19 @@
 import dataclasses
 import hashlib
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from s3ac_jax.config.boundary import plain
 from s3ac_jax.config.evaluation import EvaluationConfig, SuiteConfig
 from s3ac_jax.core.errors import RunError
 from s3ac_jax.core.types import Prompt
 from s3ac_jax.data.asking import Wording, ask
 from s3ac_jax.data.chat import ChatTemplate
 from s3ac_jax.data.choices import Lettered, permuted
-from s3ac_jax.data.problems import Joined, Problem, Problems
+from s3ac_jax.data.problems import Joined, Problem, ProblemList, Problems
 from s3ac_jax.data.tokenizer import Tokenizer
 from s3ac_jax.rewards.answers import AnswerVerifier
 from s3ac_jax.rewards.pool import GraderPool
@@ -36,7 +37,8 @@ class Suite:
     of each sample of each problem; S is 1 where all samples have the same one. kinds [Q]: how each
     is graded, empty for a task with a verifier of its own. letters [S, P]: in which order the
     options stand, empty where there are none. dropped: ids of problems with too long a prompt.
-    made_with: what decides a response and its verdict, but not how many there are.
+    levels: of each problem, as the run calls them; empty where there are none. made_with: what
+    decides a response and its verdict, but not how many there are.
     Source: ours.
     """
 
@@ -50,9 +52,15 @@ class Suite:
     letters: np.ndarray
     verifier: Verifier
     dropped: tuple[str, ...]
+    levels: Mapping[str, str]
     made_with: dict[str, Any]
     seed: int
     stop_ids: tuple[int, ...]
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Its config as records and results keep it. Source: ours."""
+        return plain(self.config)
 
     @property
     def rows(self) -> int:
@@ -128,24 +136,39 @@ def prepare_suites(
 ) -> Prepared:
     """Reads and asks all suites.
 
-    template: None for plain text. held_out: what a suite without a source is. grader: of the run,
-    to be shared; one is made when None, whose processes begin when an answer needs them.
+    template: None for plain text. held_out: what a suite without a source is. grader: of all
+    answers, whoever graded held_out before; closed by whoever gave it. One is made when None, whose
+    processes begin when an answer needs them.
     Raises RunError, in one line. Source: ours.
     """
     own = grader is None
-    grader = grader or GraderPool(config.graders, deadline_seconds=config.deadline_s)
+    grader = grader or GraderPool()
     try:
-        suites = tuple(
-            _held_out(name, suite, config, tokenizer, held_out)
+        suites = [
+            _held_out(name, suite, config, tokenizer, held_out, grader)
             if suite.source is None
             else _asked(problems_of(name, suite.source), suite, config, tokenizer, template, grader)
             for name, suite in config.suites.items()
-        )
+        ]
+        grader.check({kind for suite in suites for kind in suite.kinds if kind})
     except BaseException:
         if own:
             grader.close()
         raise
-    return Prepared(config, suites, tokenizer, grader, own)
+    # Padded to the longest prompt there is, not to the longest allowed: prefill reads the padding.
+    # To one width for all suites: each width is a program of its own.
+    width = max((int(suite.num_tokens.max()) for suite in suites), default=0)
+    return Prepared(
+        config, tuple(_padded(suite, width, tokenizer.pad_id) for suite in suites), tokenizer,
+        grader, own,
+    )  # fmt: skip
+
+
+def _padded(suite: Suite, width: int, pad_id: int) -> Suite:
+    tokens = np.full((len(suite.tokens), width), pad_id, np.int32)
+    shared = min(width, suite.tokens.shape[1])
+    tokens[:, :shared] = suite.tokens[:, :shared]
+    return dataclasses.replace(suite, tokens=tokens)
 
 
 def _asked(
@@ -153,7 +176,8 @@ def _asked(
     template: ChatTemplate | None, grader: GraderPool,
 ) -> Suite:  # fmt: skip
     name, count = problems.name, len(problems)
-    chosen = [problems[place] for place in range(count)]
+    # A list refuses ids that come twice: a record is of the problem with its id.
+    problems = chosen = ProblemList(name, [problems[place] for place in range(count)])
     # A fixed order of the options would favour whoever likes its letter: each sample has its own.
     several = any(problem.options for problem in chosen)
     turns = suite.samples if several else 1
@@ -173,21 +197,27 @@ def _asked(
     letters = [[_letters(problem, config.seed, s) for problem in chosen] for s in range(turns)]
     ids = [problem.id for problem in chosen]
     asked_problems = [shown[int(place)] for place in asked.kept]
-    # Padded to the longest prompt there is, not to the longest allowed: prefill reads the padding.
-    tokens = asked.tokens[:, : int(asked.num_tokens.max())]
     return Suite(
         name=name,
         config=suite,
         ids=tuple(one for one, kept in zip(ids, whole, strict=True) if kept),
-        tokens=tokens,
+        tokens=asked.tokens,
         num_tokens=asked.num_tokens,
         prompt_of=prompt_of[:, whole],
         kinds=tuple(problem.kind for problem in asked_problems),
         letters=np.array(letters)[:, whole],
         verifier=AnswerVerifier(asked_problems, tokenizer, grader),
         dropped=tuple(one for one, kept in zip(ids, whole, strict=True) if not kept),
+        levels={},
         made_with=_made_with(
-            suite, config, tokenizer, tokens, asked.num_tokens, prompt_of[0, whole], asked_problems
+            suite,
+            config,
+            tokenizer,
+            grader,
+            asked.tokens,
+            asked.num_tokens,
+            prompt_of[0, whole],
+            asked_problems,
         ),
         seed=config.seed,
         stop_ids=tokenizer.stop_ids,
@@ -201,7 +231,7 @@ def _letters(problem: Problem, seed: int, sample: int) -> str:
 
 def _held_out(
     name: str, suite: SuiteConfig, config: EvaluationConfig, tokenizer: Tokenizer,
-    held_out: Split | None,
+    held_out: Split | None, grader: GraderPool,
 ) -> Suite:  # fmt: skip
     if held_out is None:
         raise EvaluationError(
@@ -212,6 +242,7 @@ def _held_out(
     count = len(prompts)
     problems: list[Problem] = []
     if isinstance(verifier, AnswerVerifier):
+        verifier = dataclasses.replace(verifier, grader=grader)
         problems = [verifier.problems[place] for place in range(count)]
     ids = [problem.id for problem in problems]
     if len(set(ids)) < count:  # none, or of several sets that number their problems
@@ -228,8 +259,19 @@ def _held_out(
         letters=np.full((1, count), ""),
         verifier=verifier,
         dropped=(),
+        levels={
+            one: prompts.called.names[int(level)]
+            for one, level in zip(ids, prompts.levels, strict=True)
+        },
         made_with=_made_with(
-            suite, config, tokenizer, prompts.tokens, prompts.num_tokens, every, problems
+            suite,
+            config,
+            tokenizer,
+            grader if problems else None,
+            prompts.tokens,
+            prompts.num_tokens,
+            every,
+            problems,
         ),
         seed=config.seed,
         stop_ids=tokenizer.stop_ids,
@@ -237,10 +279,11 @@ def _held_out(
 
 
 def _made_with(
-    suite: SuiteConfig, config: EvaluationConfig, tokenizer: Tokenizer, tokens: np.ndarray,
-    num_tokens: np.ndarray, first: np.ndarray, problems: Sequence[Problem],
+    suite: SuiteConfig, config: EvaluationConfig, tokenizer: Tokenizer, grader: GraderPool | None,
+    tokens: np.ndarray, num_tokens: np.ndarray, first: np.ndarray, problems: Sequence[Problem],
 ) -> dict[str, Any]:  # fmt: skip
-    """first: the prompt of each problem's first sample."""
+    """grader: None for a verifier of the task's own. first: the prompt of each problem's first
+    sample."""
     digest = hashlib.blake2b(digest_size=8)
     for row in first:
         digest.update(np.asarray(tokens[row, : num_tokens[row]], "<i4").tobytes())
@@ -252,7 +295,7 @@ def _made_with(
         "top_p": suite.top_p,
         "top_k": suite.top_k,
         "max_response_tokens": suite.max_response_tokens,
-        "deadline_s": config.deadline_s,
+        "deadline_s": None if grader is None else grader.deadline,
         "stop_ids": list(tokenizer.stop_ids),
         "questions": digest.hexdigest(),
     }

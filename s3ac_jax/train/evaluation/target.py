@@ -3,18 +3,21 @@
 import contextlib
 import dataclasses
 import json
+import urllib.parse
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from s3ac_jax.config.boundary import ConfigError, kept_run
-from s3ac_jax.config.evaluate import EvaluateConfig
+from s3ac_jax.config.evaluate import EvaluateConfig, SamplerConfig
 from s3ac_jax.config.flags import CommandLineError
 from s3ac_jax.config.run import RunConfig
-from s3ac_jax.data.chat import ChatTemplate, load_template
-from s3ac_jax.data.hf_tokenizer import HFTokenizer, TokenizerError
+from s3ac_jax.data.chat import ChatTemplate, NoTemplate, load_template
+from s3ac_jax.data.hf_tokenizer import HFTokenizer
 from s3ac_jax.data.tokenizer import Tokenizer
+from s3ac_jax.io.checkpoint import Checkpoints
 from s3ac_jax.io.hf_weights import load_params, read_spec
 from s3ac_jax.models.network import Network, actor_network
 from s3ac_jax.models.spec import DecoderSpec
@@ -25,7 +28,7 @@ from s3ac_jax.rollout.local import LocalRollout
 from s3ac_jax.train.build import make_actor
 from s3ac_jax.train.evaluation.suites import EvaluationError
 from s3ac_jax.train.served import LoadedWeights, WeightsSource
-from s3ac_jax.train.tasks import Split, Task, make_task
+from s3ac_jax.train.tasks import HeldOut, Split, held_out_half
 from s3ac_jax.train.token_file import read_token
 
 
@@ -54,7 +57,8 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How questions become tokens. run, task: where there is one.
+    """How questions become tokens. run, half: where there is a run, its config and its task's
+    held-out half.
 
     plain: why there is no chat template, None where there is one. Source: ours.
     """
@@ -64,17 +68,17 @@ class Reading:
     template: ChatTemplate | None
     plain: str | None
     run: RunConfig | None = None
-    task: Task | None = None
+    half: HeldOut | None = None
 
     @property
     def held_out(self) -> Split | None:
         """The held-out problems of the run's own task. Source: ours."""
-        return None if self.task is None else self.task.held_out
+        return None if self.half is None else self.half.split
 
     def close(self) -> None:
         """Ends what the task has begun. Source: ours."""
-        if self.task is not None:
-            self.task.close()
+        if self.half is not None:
+            self.half.close()
 
 
 def read_target(wanted: Wanted) -> Reading:
@@ -83,16 +87,17 @@ def read_target(wanted: Wanted) -> Reading:
         spec, tokenizer = read_spec(wanted.hf), HFTokenizer(wanted.hf)
         try:
             return Reading(spec, tokenizer, load_template(wanted.hf, tokenizer), None)
-        except TokenizerError as error:
+        except NoTemplate as error:
+            # A base model. A template that can't be read is another matter: it raises.
             return Reading(spec, tokenizer, None, str(error))
     assert wanted.checkpoint
     config = run_config(wanted.checkpoint)
     try:
-        task = make_task(config)
+        half = held_out_half(config)
     except ValueError as error:
         raise EvaluationError(str(error)) from error
-    plain = None if task.template else "the run's tokenizer has no chat template"
-    return Reading(config.model, task.tokenizer, task.template, plain, config, task)
+    plain = None if half.template else "the run's tokenizer has no chat template"
+    return Reading(config.model, half.tokenizer, half.template, plain, config, half)
 
 
 def run_of(checkpoint: str) -> Path:
@@ -103,6 +108,24 @@ def run_of(checkpoint: str) -> Path:
     folder = Path(checkpoint)
     above = folder.parent if folder.name.isdigit() else folder
     return above.parent if above.name == "checkpoints" else folder
+
+
+def checkpoint_of(checkpoint: str) -> tuple[Path, int]:
+    """The folder of one checkpoint, the newest where no step is named, and its tick.
+
+    Raises EvaluationError where there is none. Source: ours.
+    """
+    folder = run_of(checkpoint) / "checkpoints"
+    steps, name = Checkpoints(folder).steps(), Path(checkpoint).name
+    if name.isdigit() and int(name) not in steps:
+        kept = f"it has {', '.join(map(str, steps))}" if steps else "it has none"
+        raise EvaluationError(
+            f"{folder} has no checkpoint {name} that was written to the end; {kept}"
+        )
+    if not steps:
+        raise EvaluationError(f"{folder} has no checkpoint that was written to the end")
+    tick = int(name) if name.isdigit() else steps[-1]
+    return folder / str(tick), tick
 
 
 def run_config(checkpoint: str) -> RunConfig:
@@ -141,6 +164,7 @@ class Target:
         limits = {
             "max_prompt_tokens": max_prompt_tokens, "max_response_tokens": max_response_tokens
         }  # fmt: skip
+        self._memory = f"sampler.slots ({config.sampler.slots}) x {sum(limits.values())} tokens"
         with contextlib.ExitStack() as ends:
             self._ends = ends
             if wanted.address:
@@ -181,8 +205,14 @@ class Target:
     def _servers(
         self, address: str, reading: Reading, config: EvaluateConfig, limits: dict[str, int]
     ) -> None:
-        addresses = [one for part in address.split(",") if (one := part.strip())]
-        over_http = [one.startswith(("http://", "https://")) for one in addresses]
+        for name in ("kv_dtype", "weights"):
+            if getattr(config.sampler, name) != getattr(SamplerConfig(), name):
+                raise CommandLineError(
+                    f"sampler.{name} is for a sampler in this process: leave it out with --address "
+                    "and say it where the servers are started"
+                )
+        addresses = sorted({one for part in address.split(",") if (one := part.strip())})
+        over_http = [one.lower().startswith(("http://", "https://")) for one in addresses]
         if not addresses or len(set(over_http)) > 1:
             raise CommandLineError(
                 f"--address={address} must be like host:9000,... or like http://host:8000,..."
@@ -209,14 +239,17 @@ class Target:
         }  # fmt: skip
         if over_http[0]:
             flavour = {"openai": "s3ac"}.get(sampler.flavour, sampler.flavour)
-            self.backend = OpenAIRollout(
-                [_root(one) for one in addresses], flavour, vocab_size=reading.spec.vocab_size,
-                model=sampler.model or None, **common,
+            roots = sorted({_root(one) for one in addresses})
+            client = OpenAIRollout(
+                roots, flavour, vocab_size=reading.spec.vocab_size, model=sampler.model or None,
+                **common,
             )  # fmt: skip
-            self._ends.callback(self.backend.close)
-            # Which weights answer isn't said over HTTP.
-            self.version, self.weights = 0, f"{sampler.model or 'the model'} of {address}"
-            self.told = self.weights
+            self.backend = client
+            self._ends.callback(client.close)
+            said = client.adopt_weights()
+            self.version, self.told = said.version, f"{said.name or 'the model'} of {_all(roots)}"
+            # Others than our own don't say which weights answer.
+            self.weights = said.fingerprint or self.told
             return
         remote = RemoteRollout(
             addresses, network=actor_network(reading.spec), tls_ca=sampler.tls_ca or None, **common
@@ -224,7 +257,20 @@ class Target:
         self.backend = remote
         self._ends.callback(remote.close)
         self.version = remote.adopt_weights()
-        self.told, self.weights = f"the weights of {address}", remote.stats()["fingerprint"]
+        self.told, self.weights = f"the weights of {_all(addresses)}", remote.stats()["fingerprint"]
+
+    @contextlib.contextmanager
+    def memory(self) -> Generator[None]:
+        """Says in one line what to lower where the sampler finds no memory. Source: ours."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise EvaluationError(
+                f"there is no memory for {self._memory} of prompt and response; lower "
+                "sampler.slots, or max_response_tokens of the suite with the longest"
+            ) from error
 
     def __enter__(self) -> "Target":
         return self
@@ -234,8 +280,13 @@ class Target:
 
 
 def _root(address: str) -> str:
-    """Without the "/v1" that OpenAI's clients want: the paths here have it."""
-    return address.rstrip("/").removesuffix("/v1")
+    """Without the "/v1" that OpenAI's clients want: the paths here have it. Spelled as one."""
+    scheme, host, path, *_ = urllib.parse.urlsplit(address)
+    return f"{scheme}://{host.lower()}{path.rstrip('/').removesuffix('/v1').rstrip('/')}"
+
+
+def _all(addresses: list[str]) -> str:
+    return ", ".join(addresses)
 
 
 def _load(wanted: Wanted, reading: Reading, network: Network, mesh: jax.sharding.Mesh):

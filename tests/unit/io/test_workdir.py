@@ -157,3 +157,18 @@ def test_a_damaged_marker_says_that_deleting_it_helps(folder):
         with pytest.raises(WorkdirError, match=f"{what}; delete it to run that stage again"):
             workdir.stage_facts("x", "rates")
     workdir.close()
+
+
+def test_where_nothing_was_made_another_config_may_begin(folder):
+    other = {**CONFIG, "ticks": 20}
+    workdir = Workdir(folder)
+    workdir.claim(other, set(), anew=True)
+    assert json.loads((folder / "config.json").read_text())["ticks"] == 20
+    # The folder of something else, or of a run with a stage behind it, is not.
+    for claimed in ({"ticks": 20}, {**CONFIG, "more": 1}):
+        with pytest.raises(WorkdirError, match="made with another config"):
+            workdir.claim(claimed, set(), anew=True)
+    workdir.mark_stage("task", {})
+    with pytest.raises(WorkdirError, match="ticks was 20, now 10"):
+        workdir.claim(CONFIG, set(), anew=True)
+    workdir.close()

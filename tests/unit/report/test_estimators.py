@@ -144,3 +144,9 @@ def test_one_problem_or_one_sample_has_no_interval():
     assert math.isnan(over_samples([[True], [False]], resamples=10).high)
     assert math.isnan(over_samples([], resamples=10).value)
     assert math.isnan(std_over_samples([[True], [False]]))
+
+
+def test_a_majority_is_never_likelier_than_certain():
+    """Rounding gave 1.0000000000000002 for these."""
+    for counts, k in (((7, 5, 8, 6), 23), ((8, 6, 4, 12, 6), 9), ((8, 2, 2), 6)):
+        assert maj_at([(count, 1.0) for count in counts], 0, k) == 1.0

@@ -8,6 +8,7 @@ import pytest
 
 from s3ac_jax.report import evaluation_figure
 from s3ac_jax.report.evaluation import (
+    counted,
     evaluation_table,
     evaluation_text,
     metrics,
@@ -20,7 +21,10 @@ SHARES = {"no_box": ["no_box", "empty_box"], "hung": ["deadline"]}
 
 
 def header(**changes):
-    made = Header(suite="mine", weights="w", version=1, made_with={}, problems=2, dropped=["x"])
+    made = Header(
+        suite="mine", weights="w", version=1, made_with={"seed": 3}, config={}, problems=2,
+        dropped=["x"],
+    )  # fmt: skip
     return made | changes
 
 
@@ -77,6 +81,37 @@ def test_order_and_repetition_of_lines_change_nothing():
     assert result(sorted(again, key=lambda one: one["problem"])) == result()
 
 
+def test_votes_that_nobody_can_count_are_no_number():
+    """A right response of which nobody says what it answers."""
+    records = [*RECORDS[:-1], record("q", 3, None, True, None)]
+    found = result(records)
+    assert all(math.isnan(one) for one in found["maj"]["4"].values())
+    assert found["pass"]["4"]["value"] == 1.0
+    assert not [name for name in metrics([found]) if "/maj" in name]
+    assert metrics([found])["evaluation/mine/pass_4"] == 1.0
+    assert evaluation_text([found]).splitlines()[2].split()[8:10] == ["-", "-"]
+    # Wrong ones without an answer have no vote, as ever.
+    assert result()["maj"]["4"]["value"] == 0.5
+
+
+def test_averages_of_levels():
+    found = result(levels={"p": "easy", "q": "hard"})["levels"]
+    assert {name: (one["problems"], one["value"]) for name, one in found.items()} == {
+        "easy": (1, 0.5), "hard": (1, 0.0),
+    }  # fmt: skip
+    assert result()["levels"] == {}
+
+
+def test_what_it_was_made_with_stays_with_it():
+    assert result()["made_with"] == {"seed": 3}
+
+
+def test_records_that_count():
+    more = [*RECORDS, record("p", 4, "5", True, 0), record("p", -1, "5", True, 0), RECORDS[0]]
+    assert counted(more, 4) == RECORDS
+    assert counted(RECORDS[::-1], 1) == [RECORDS[4], RECORDS[0]]
+
+
 def test_fewer_samples_are_the_first_ones():
     found = result(samples=1, pass_at=(1,), maj_at=(1,))
     assert found["responses"] == 2
@@ -130,6 +165,8 @@ def test_a_picture_of_any_results(tmp_path):
     records = {"mine": RECORDS, "empty": [], "one": RECORDS[:1]}
     empty = result([]) | {"suite": "empty"}
     one = result(RECORDS[:1], samples=1, pass_at=(), maj_at=()) | {"suite": "one"}
-    evaluation_figure.draw([result(), empty, one], records, SHARES, "a policy", path)
+    unknown = result([record("p", n, None, True, None) for n in range(4)])
+    assert math.isnan(unknown["maj"]["4"]["value"])
+    evaluation_figure.draw([result(), empty, one, unknown], records, SHARES, "a policy", path)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert not path.with_suffix(".tmp").exists()

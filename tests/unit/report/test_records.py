@@ -7,8 +7,9 @@ import pytest
 from s3ac_jax.report.records import Header, Record, RecordFile, RecordsError, read
 
 HEADER = Header(
-    suite="mine", weights="00c0ffee", version=3, made_with={"seed": 0}, problems=2, dropped=["x"]
-)
+    suite="mine", weights="00c0ffee", version=3, made_with={"seed": 0}, config={"samples": 1},
+    problems=2, dropped=["x"],
+)  # fmt: skip
 
 
 def record(problem="a", sample=0, **changes):
@@ -68,13 +69,42 @@ def test_beginning_anew_forgets(tmp_path):
     assert read(file.path) == (HEADER | {"weights": "other"}, [record("b")])
 
 
-@pytest.mark.parametrize("damage", ["no JSON", "[]", '{"problem": "a"}', ""])
+DAMAGE = {
+    "sample": "x", "tokens": True, "correct": 1, "answer": 5, "same_as": "0", "letters": [],
+    "response": None, "seed": 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["no JSON", "[]", '{"problem": "a"}', "", "[" * 100_000]
+    + [json.dumps(record(**{name: value})) for name, value in DAMAGE.items()],
+)
 def test_a_damaged_line_is_named(tmp_path, damage):
     path = tmp_path / "mine.jsonl"
     good = [json.dumps(HEADER), json.dumps(record()), damage, json.dumps(record("b"))]
     path.write_text("\n".join(good) + "\n")
-    with pytest.raises(RecordsError, match=r"mine\.jsonl, line 3 is no record"):
+    with pytest.raises(RecordsError, match=r"mine\.jsonl, line 3 is no record.* delete that line"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"made_with": 3}, {"version": "3"}, {"dropped": {}}, {"weights": None}]
+)
+def test_a_damaged_header_is_no_line_to_delete(tmp_path, changes):
+    path, (name,) = tmp_path / "mine.jsonl", changes
+    path.write_text(json.dumps(HEADER | changes) + "\n" + json.dumps(record()) + "\n")
+    with pytest.raises(RecordsError, match=rf"line 1 is no record \(has {name} ") as caught:
+        read(path)
+    assert "delete" not in str(caught.value)
+    assert "restore it, or use another --workdir" in str(caught.value)
+
+
+def test_what_may_be_absent_may_be(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    line = record(answer=None, same_as=None, letters="ABCD")
+    path.write_text(json.dumps(HEADER) + "\n" + json.dumps(line) + "\n")
+    assert read(path) == (HEADER, [line])
 
 
 def test_a_file_of_another_kind_is_left_as_it_is(tmp_path):

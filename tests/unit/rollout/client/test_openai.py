@@ -549,3 +549,57 @@ def test_a_server_that_only_says_it_is_busy_holds_up_nobody(kind, endpoints, rol
     rollout.update_weights("p", 4)
     check(rollout.generate(PROMPTS, settings()), 4)
     assert not bad.bodies
+
+
+def models(*listed):
+    return 200, {"object": "list", "data": list(listed)}
+
+
+OURS = {"id": "tiny", "object": "model", "version": 12, "fingerprint": "00c0ffee"}
+
+
+def test_our_own_server_says_which_weights_answer(endpoints, rollouts):
+    pair = endpoints("s3ac", 2)
+    for endpoint in pair:
+        endpoint.control["/v1/models"] = models({"id": "other"}, OURS)
+    rollout = rollouts(pair, export=None, model="tiny")
+    assert rollout.adopt_weights() == ("tiny", "00c0ffee", 12)
+    assert rollout.stats()["fingerprint"] == "00c0ffee"
+    check(rollout.generate(PROMPTS, settings()), 12)
+    pair[1].control["/v1/models"] = models(OURS | {"fingerprint": "0badcafe"})
+    with pytest.raises(RolloutError, match=r"different weights.*has 00c0ffee .*has 0badcafe"):
+        rollout.adopt_weights()
+
+
+def test_weights_that_change_meanwhile_are_noticed(endpoints, rollouts):
+    (endpoint,) = endpoints("s3ac")
+    endpoint.control["/v1/models"] = models(OURS | {"version": 11})
+    rollout = rollouts([endpoint], export=None)
+    rollout.adopt_weights()
+    with pytest.raises(RolloutError, match="weights of version 12, current is 11"):
+        rollout.generate(PROMPTS, settings())
+
+
+def test_others_say_what_they_call_their_model(endpoints, rollouts):
+    (vllm,), (sglang,) = endpoints("vllm"), endpoints("sglang")
+    vllm.control["/v1/models"] = models({"id": "qwen", "root": "folder"})
+    assert rollouts([vllm], export=None).adopt_weights() == ("qwen", None, 0)
+    assert rollouts([sglang], export=None).adopt_weights() == ("m, version default", None, 0)
+    check(rollouts([sglang], export=None).generate(PROMPTS, settings()), 0)
+    for strange in ([], {"data": 3}, {"data": [3]}, {}):
+        vllm.control["/v1/models"] = 200, strange
+        assert rollouts([vllm], export=None).adopt_weights().fingerprint is None
+
+
+def test_weights_are_waited_for(endpoints, rollouts):
+    lines = []
+    rollout = rollouts(["127.0.0.1:9"], flavour="s3ac", export=None, notice=lines.append)
+    with pytest.raises(RolloutError, match="no rollout server to be had for 1 s"):
+        rollout.adopt_weights()
+    assert "waiting for a rollout server (1 s at most): 127.0.0.1:9 did not say" in lines[0]
+    (endpoint,) = endpoints("s3ac")
+    endpoint.control["/v1/models"] = 503, {"error": "loading"}
+    timer = threading.Timer(0.3, lambda: endpoint.control.update({"/v1/models": models(OURS)}))
+    timer.start()
+    assert rollouts([endpoint], export=None, notice=lines.append).adopt_weights().version == 12
+    timer.join()

@@ -5,12 +5,14 @@ import pytest
 
 pytest.importorskip("aiohttp")
 pytest.importorskip("jetstream")
+from s3ac_jax.rollout.backend import fingerprint_of
 from s3ac_jax.rollout.client.openai import OpenAIRollout
 from s3ac_jax.rollout.http.api import HttpApi, HttpServer
 from s3ac_jax.rollout.http.request import Served
 from s3ac_jax.rollout.limits import Limits
 from tests.unit.rollout.server.serving import (
     CACHE_TOKENS,
+    NETWORK,
     PROMPT_TOKENS,
     RESPONSE_TOKENS,
     SPEC,
@@ -37,6 +39,8 @@ def test_responses_over_http_are_those_of_a_local_rollout(address):
         max_response_tokens=RESPONSE_TOKENS, token="abc",
     )  # fmt: skip
     try:
+        said = rollout.adopt_weights()
+        assert said.fingerprint == fingerprint_of(NETWORK.in_compute_dtype(weights(0)))
         got, want = rollout.generate(*make_requests(0)), local_rollout(0)
     finally:
         rollout.close()

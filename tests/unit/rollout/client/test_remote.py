@@ -840,7 +840,7 @@ def test_weights_that_change_under_an_evaluation_are_an_error(servers, remote):
 
 
 def test_a_server_that_is_away_is_waited_for(servers, remote, monkeypatch):
-    monkeypatch.setattr("s3ac_jax.rollout.client.remote._ADOPT_AGAIN_S", 0.02)
+    monkeypatch.setattr("s3ac_jax.rollout.client.link._AGAIN_S", 0.02)
     (server,) = servers(1, version=4, fingerprint="0badcafe")
     server.stop()
     said = []

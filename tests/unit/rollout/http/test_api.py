@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -59,6 +60,7 @@ class Driver:
     def __init__(self):
         self.say, self.step, self.hang, self.raises, self.fails = [], 3, None, None, None
         self.seen, self.tickets, self.live = [], [], True
+        self.store = SimpleNamespace(get=lambda: SimpleNamespace(version=7, fingerprint="00c0ffee"))
         self.error = None
 
     def submit(self, requests, sink):
@@ -501,6 +503,7 @@ def test_models(port):
     assert (status, told["object"]) == (200, "list")
     assert [one["id"] for one in told["data"]] == [MODEL]
     assert told["data"][0]["max_model_len"] == 96
+    assert (told["data"][0]["version"], told["data"][0]["fingerprint"]) == (7, "00c0ffee")
     assert json.loads(ask(port, f"/v1/models/{MODEL}")[1])["id"] == MODEL
     assert ask(port, "/v1/models/other")[0] == 404
     for path in ("/v1/completions", CHAT):

@@ -4,8 +4,10 @@ import json
 
 import numpy as np
 
-from s3ac_jax.core.types import Rollout
+from s3ac_jax.core.types import Rollout, Scored
+from s3ac_jax.data.prompts import Levels, PromptSet
 from s3ac_jax.data.tokenizer import ByteTokenizer
+from s3ac_jax.train.tasks import Split
 
 TOKENIZER = ByteTokenizer()
 
@@ -24,8 +26,8 @@ def said(seed, prompt):
 class FakePolicy:
     """A backend. asked: seeds of every request so far. aborts: the next answer is cut short."""
 
-    def __init__(self, fingerprint="00c0ffee", width=24):
-        self.fingerprint, self.width = fingerprint, width
+    def __init__(self, width=24):
+        self.width = width
         self.asked, self.prompts, self.calls, self.aborts = [], [], 0, False
 
     def generate(self, prompt, sampling, *, keep_routing=True):
@@ -45,9 +47,6 @@ class FakePolicy:
         logp = np.zeros(tokens.shape, np.float32)
         return Rollout(prompt, tokens, lengths, logp, stopped, version, aborted=aborted)
 
-    def stats(self):
-        return {"fingerprint": self.fingerprint}
-
 
 def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -60,3 +59,18 @@ def questions(path, count=5):
         path,
         [{"id": f"q{n}", "prompt": "?" * (n + 1), "answer": str(n % 5)} for n in range(count)],
     )
+
+
+class Even:
+    """A task's own verifier: right when the response has an even number of tokens."""
+
+    def grade(self, rollout):
+        success = rollout.num_tokens % 2 == 0
+        return Scored(rollout, np.where(success, 1.0, -1.0), success, np.ones(len(success), bool))
+
+
+def of_a_run(verifier, prompts=("1+1=", "2+2="), levels=(0, 0)):
+    ids = np.array([TOKENIZER.encode(text) for text in prompts], np.int32)
+    called = Levels("level", {0: "low", 1: "high"}, {})
+    lengths = np.full(len(ids), ids.shape[1])
+    return Split(PromptSet(ids, lengths, np.array(levels), called), verifier)

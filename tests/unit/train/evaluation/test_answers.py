@@ -7,7 +7,7 @@ import pytest
 
 from s3ac_jax.core.types import Prompt, Rollout
 from s3ac_jax.data.tokenizer import ByteTokenizer
-from s3ac_jax.train.evaluation.answers import answer_of, mark_same, texts_of
+from s3ac_jax.train.evaluation.answers import answers_of, mark_same, texts_of
 
 
 def record(problem, sample, answer, correct=False, letters=None):
@@ -87,15 +87,32 @@ def test_a_task_with_its_own_verifier_is_compared_as_text():
 
     records = [record("p", n, answer) for n, answer in enumerate(["a", "b", "a"])]
     assert marked(records, chunk=3, kind="", same=never) == [0, 1, 0]
-    assert marked(records, chunk=1, kind="module:function", same=never) == [0, 1, 0]
+
+
+def test_answers_to_a_users_grader_are_compared_as_mathematics():
+    records = [record("p", n, answer) for n, answer in enumerate(["7", "7.0", "8"])]
+    assert marked(records, chunk=3, kind="module:function") == [0, 0, 2]
+
+
+class Third:
+    """A task's own verifier: the third token is the answer."""
+
+    def answers(self, rollout):
+        return [str(row[2]) for row in rollout.tokens]
 
 
 def test_what_counts_as_an_answer():
-    assert answer_of("so \\boxed{5}", "math", True) == "5"
-    assert answer_of("so \\boxed{5}", "math", False) is None
-    assert answer_of("so 5", "math", True) is None
-    assert answer_of(" so 5\n", "my:grader", True) == "so 5"
-    assert answer_of(" ", "", True) is None
+    rollout = Rollout(
+        Prompt(np.zeros(4, np.int32), np.zeros((4, 1), np.int32), np.ones(4, np.int32)),
+        np.arange(12).reshape(4, 3), np.full(4, 3), np.zeros((4, 3)),
+        np.array([True, False, True, True]), np.zeros((4, 3)),
+    )  # fmt: skip
+    texts = ["so \\boxed{5}", "so \\boxed{5}", "so 5", "  "]
+    for kind in ("math", "choice", "my:grader"):
+        assert answers_of(rollout, texts, [kind] * 4, Third()) == ["5", None, None, None]
+    assert answers_of(rollout, texts, [""] * 4, Third()) == ["2", "5", "8", "11"]
+    # A verifier that knows of no answers: a whole text is none.
+    assert answers_of(rollout, texts, [""] * 4, object()) == [None] * 4
 
 
 def test_texts_are_without_what_ended_them_and_beyond_the_vocabulary():
