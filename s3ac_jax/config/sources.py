@@ -7,9 +7,9 @@ from s3ac_jax.config.checks import at_least, positive
 from s3ac_jax.data.sums import OPERATORS
 
 
-@dataclasses.dataclass(frozen=True)
-class FileSource:
-    """A JSONL, JSON or CSV file, or the name of a set that ships with the package.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Rows with named fields: what a file and a data set have in common.
 
     question, answer, id: names of the fields. answer_after: what stands before the answer in its
     field ("####"). options: fields of a multiple choice ("A,B,C,D"), or of its wrong options alone;
@@ -20,7 +20,6 @@ class FileSource:
     Source: ours.
     """
 
-    path: str
     question: str = "prompt"
     answer: str = "answer"
     answer_after: str = ""
@@ -38,31 +37,28 @@ class FileSource:
 
 
 @dataclasses.dataclass(frozen=True)
-class TfdsSource:
+class FileSource(Rows):
+    """A JSONL, JSON or CSV file, or the name of a set that ships with the package; see `Rows`.
+
+    Source: ours.
+    """
+
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TfdsSource(Rows):
     """A data set that tensorflow-datasets has prepared, in a format with random access.
 
     name: as tfds calls it ("my_set", "my_set:1.0.0"). split: may be sliced ("train[:10%]").
-    data_dir: where prepared sets are; tfds's own folder when empty. The others as in `FileSource`.
+    data_dir: where prepared sets are; tfds's own folder when empty. The others: see `Rows`.
     Source: ours, on tensorflow-datasets; TensorFlow itself is not needed.
     """
 
     name: str
     split: str = "train"
     data_dir: str = ""
-    question: str = "question"
-    answer: str = "answer"
-    answer_after: str = ""
-    id: str = "id"
-    options: str = ""
-    answer_is: Literal["text", "letter", "place"] = "text"
-    grade: str = "math"
-    weight: float = 1.0
-    limit: int | None = None
-
-    def __post_init__(self):
-        positive("source", self, "weight")
-        if self.limit is not None:
-            at_least("source", self, limit=1)
+    question: str = dataclasses.field(default="question", kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -276,6 +276,11 @@ def build(config: RunConfig, like: Parts | None = None) -> Parts:
 def _suites(config: RunConfig, task: Task) -> Prepared | None:
     if not config.evaluation.every:
         return None
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"evaluation.every works with one trainer process, here: {jax.process_count()}; set it "
+            "to 0 and evaluate checkpoints with launch/evaluate.py"
+        )
     return prepare_suites(
         config.evaluation.of_run(config.rollout.max_response_tokens), task.tokenizer,
         task.template, held_out=task.held_out, grader=task.grader,

@@ -1,6 +1,8 @@
 """From the config of a source to its problems."""
 
-from s3ac_jax.config.sources import FileSource, SourceConfig, SumsSource, TfdsSource
+from typing import Any
+
+from s3ac_jax.config.sources import FileSource, Rows, SourceConfig, SumsSource, TfdsSource
 from s3ac_jax.data.files import FileProblems
 from s3ac_jax.data.generated import SumsProblems
 from s3ac_jax.data.problems import ProblemList, Problems
@@ -14,17 +16,11 @@ def problems_of(name: str, config: SourceConfig) -> Problems:
     """
     match config:
         case FileSource():
-            return FileProblems(
-                config.path, name=name, question=config.question, answer=config.answer,
-                id=config.id, options=config.options, kind=config.grade,
-                answer_after=config.answer_after, answer_is=config.answer_is, limit=config.limit,
-            )  # fmt: skip
+            return FileProblems(config.path, name=name, **_rows(config))
         case TfdsSource():
             found = TfdsProblems(
                 config.name, split=config.split, data_dir=config.data_dir, called=name,
-                question=config.question, answer=config.answer, id=config.id,
-                options=config.options, kind=config.grade, answer_after=config.answer_after,
-                answer_is=config.answer_is, limit=config.limit,
+                **_rows(config),
             )  # fmt: skip
             # Read once; and two problems with one id would be one problem to whoever records them.
             return ProblemList(name, [found[place] for place in range(len(found))])
@@ -33,3 +29,8 @@ def problems_of(name: str, config: SourceConfig) -> Problems:
                 config.count, seed=config.seed, digits=config.digits, operators=config.operators,
                 wordings=config.wordings, held_out=config.held_out, name=name,
             )  # fmt: skip
+
+
+def _rows(config: Rows) -> dict[str, Any]:
+    same = ("question", "answer", "answer_after", "id", "options", "answer_is", "limit")
+    return {"kind": config.grade, **{name: getattr(config, name) for name in same}}
