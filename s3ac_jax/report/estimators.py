@@ -6,6 +6,7 @@ here they are numbers.
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -57,18 +58,18 @@ def maj_at(groups: Sequence[tuple[int, float]], unanswered: int, k: int) -> floa
         best = max((count for count, _ in groups), default=0)
         won = [right for count, right in groups if count == best]
         return sum(won) / len(won) if won else 0.0
-    total = 0.0
-    # Python's integers: binomials of 64 samples are beyond what a float holds exactly.
+    # Exact to the last division: binomials of 64 samples are beyond what a float holds exactly, and
+    # those of a thousand beyond what it holds at all.
+    total = Fraction(0)
     for place, (count, right) in enumerate(groups):
         if not right:
             continue
         others = [size for other, (size, _) in enumerate(groups) if other != place]
         for most in range(1, min(count, k) + 1):
             ways = _ways(others, unanswered, k - most, most)
-            share = sum(ways[ties] / (ties + 1) for ties in range(len(ways)))
-            total += right * math.comb(count, most) * share
-    # A sum of floats that should be 1 may end above it.
-    return min(1.0, total / math.comb(n, k))
+            share = sum(Fraction(ways[ties], ties + 1) for ties in range(len(ways)))
+            total += Fraction(right) * math.comb(count, most) * share
+    return float(total / math.comb(n, k))
 
 
 def _ways(sizes: Sequence[int], unanswered: int, rest: int, most: int) -> list[int]:

@@ -32,7 +32,11 @@ def question_task(config: Questions, run: RunConfig) -> Task:
     index = np.arange(len(train))
     if config.deduplicate:
         suites = run.evaluation.suites.items()
-        asked = [problems_of(name, one.source) for name, one in suites if one.source]
+        asked = [
+            problems_of(name, one.source, where=f"evaluation.suites.{name}.source")
+            for name, one in suites
+            if one.source is not None
+        ]
         kept = without_overlap(train, [held_out, *asked])
         index = kept.index
         asking.notes += [f"train: {line}" for line in kept.lines()]
@@ -114,7 +118,10 @@ class _Asking:
 
 
 def _joined(name: str, sources: Mapping[str, SourceConfig]) -> Joined:
-    return Joined(name, [problems_of(one, source) for one, source in sources.items()])
+    return Joined(
+        name,
+        [problems_of(one, source, where=f"task.{name}.{one}") for one, source in sources.items()],
+    )
 
 
 def _grader(config: Questions, problems: Sequence[Problem]) -> GraderPool:

@@ -5,15 +5,22 @@ from typing import Any
 from s3ac_jax.config.sources import FileSource, Rows, SourceConfig, SumsSource, TfdsSource
 from s3ac_jax.data.files import FileProblems
 from s3ac_jax.data.generated import SumsProblems
-from s3ac_jax.data.problems import ProblemList, Problems
+from s3ac_jax.data.problems import ProblemList, Problems, ProblemsError
 from s3ac_jax.data.tfds import TfdsProblems
 
 
-def problems_of(name: str, config: SourceConfig) -> Problems:
-    """The problems that this source holds; name: what reports call them.
+def problems_of(name: str, config: SourceConfig, *, where: str) -> Problems:
+    """The problems that this source holds. name: what reports call them. where: in the config.
 
-    Raises ProblemsError, in one line. Source: ours.
+    Raises ProblemsError, in one line that begins with `where`. Source: ours.
     """
+    try:
+        return _read(name, config)
+    except ProblemsError as error:
+        raise ProblemsError(f"{where}: {error}") from error
+
+
+def _read(name: str, config: SourceConfig) -> Problems:
     match config:
         case FileSource():
             return FileProblems(config.path, name=name, **_rows(config))

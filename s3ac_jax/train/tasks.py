@@ -29,6 +29,26 @@ class Split:
     prompts: PromptSet
     verifier: Verifier
 
+    def facts(self) -> dict[str, list[Any]]:
+        """{level: [prompts, digest]}: which questions these are, in which order, with which
+        answers. Levels are sources where there are several.
+
+        Source: ours: histories and cursors speak of prompts by their numbers.
+        """
+        prompts, golds = self.prompts, getattr(self.verifier, "problems", ())
+        facts = {}
+        for level in np.unique(prompts.levels):
+            rows = np.flatnonzero(prompts.levels == level)
+            digest = hashlib.blake2b(digest_size=8)
+            for row in rows:
+                ids = prompts.tokens[row, : prompts.num_tokens[row]]
+                digest.update(np.asarray([row, len(ids), *ids], "<i4").tobytes())
+                if isinstance(golds, list):
+                    told = f"{golds[row].answer}\0{golds[row].kind}\0"
+                    digest.update(told.encode(errors="surrogatepass"))
+            facts[prompts.called.names[int(level)]] = [len(rows), digest.hexdigest()]
+        return facts
+
 
 class Demonstrate(Protocol):
     """Right and hasty responses to training problems, in the shape of a rollout. Source: ours."""
@@ -95,33 +115,13 @@ class Task:
         return Epochs(len(self.train.prompts), seed)
 
     def facts(self) -> dict[str, dict[str, list[Any]]]:
-        """{"train": {level: [prompts, digest]}, "held_out": ...}: which questions these are, in
-        which order, with which answers. Levels are sources where there are several.
-
-        Source: ours: histories and cursors speak of prompts by their numbers.
-        """
-        return {"train": _facts(self.train), "held_out": _facts(self.held_out)}
+        """{"train": ..., "held_out": ...}: see `Split.facts`. Source: ours."""
+        return {"train": self.train.facts(), "held_out": self.held_out.facts()}
 
     def close(self) -> None:
         """Ends the grader's processes. Source: ours."""
         if self.grader is not None:
             self.grader.close()
-
-
-def _facts(split: Split) -> dict[str, list[Any]]:
-    prompts, golds = split.prompts, getattr(split.verifier, "problems", ())
-    facts = {}
-    for level in np.unique(prompts.levels):
-        rows = np.flatnonzero(prompts.levels == level)
-        digest = hashlib.blake2b(digest_size=8)
-        for row in rows:
-            ids = prompts.tokens[row, : prompts.num_tokens[row]]
-            digest.update(np.asarray([row, len(ids), *ids], "<i4").tobytes())
-            if isinstance(golds, list):
-                told = f"{golds[row].answer}\0{golds[row].kind}\0"
-                digest.update(told.encode(errors="surrogatepass"))
-        facts[prompts.called.names[int(level)]] = [len(rows), digest.hexdigest()]
-    return facts
 
 
 def make_task(config: RunConfig) -> Task:

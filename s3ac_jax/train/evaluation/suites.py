@@ -147,7 +147,14 @@ def prepare_suites(
         suites = [
             _held_out(name, suite, config, tokenizer, held_out, grader)
             if suite.source is None
-            else _asked(problems_of(name, suite.source), suite, config, tokenizer, template, grader)
+            else _asked(
+                problems_of(name, suite.source, where=f"suites.{name}.source"),
+                suite,
+                config,
+                tokenizer,
+                template,
+                grader,
+            )
             for name, suite in config.suites.items()
         ]
         grader.check({kind for suite in suites for kind in suite.kinds if kind})

@@ -96,8 +96,27 @@ def read_target(wanted: Wanted) -> Reading:
         half = held_out_half(config)
     except ValueError as error:
         raise EvaluationError(str(error)) from error
+    _check_questions(half, run_of(wanted.checkpoint))
     plain = None if half.template else "the run's tokenizer has no chat template"
     return Reading(config.model, half.tokenizer, half.template, plain, config, half)
+
+
+def _check_questions(half: HeldOut, run: Path) -> None:
+    """Compares the held-out questions with those that the run was begun with."""
+    path = run / "stage_task.json"
+    if not path.is_file():  # of an earlier version
+        return
+    try:
+        kept = json.loads(path.read_bytes())["held_out"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EvaluationError(f"{path} can't be read ({error}); restore that file") from error
+    now = half.split.facts()
+    if differing := [name for name in {**kept, **now} if kept.get(name) != now.get(name)]:
+        half.close()
+        raise EvaluationError(
+            f"the held-out questions of {run} are others now than when it was trained "
+            f"({differing[0]}); restore their files, or evaluate a suite with a source"
+        )
 
 
 def run_of(checkpoint: str) -> Path:

@@ -95,6 +95,12 @@ def test_majority_of_many_samples_is_exact_and_quick():
     assert found == pytest.approx(tail / math.comb(n, k), rel=1e-12)
 
 
+def test_majority_of_thousands_of_samples():
+    """Its binomials are beyond any float. Of equally many, by symmetry, half."""
+    assert maj_at([(550, 1.0), (550, 0.0)], 0, 550) == pytest.approx(0.5)
+    assert maj_at([(2048, 1.0), (2, 0.0)], 0, 1024) == 1.0
+
+
 def test_majority_of_what_was_not_drawn():
     with pytest.raises(ValueError, match=r"k must be in 1\.\.3"):
         maj_at([(2, 1.0)], 1, 4)

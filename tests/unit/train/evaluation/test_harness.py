@@ -354,6 +354,6 @@ class Twice:
 
 def test_ids_that_come_twice_are_refused(prepare, monkeypatch):
     """Their records would be those of one problem, and responses would be lost."""
-    monkeypatch.setattr(suites_module, "problems_of", lambda name, source: Twice())
+    monkeypatch.setattr(suites_module, "problems_of", lambda name, source, where: Twice())
     with pytest.raises(ProblemsError, match="mine: problems 1 and 3 have the same id 'q0'"):
         prepare({"mine": SuiteConfig(FileSource("any"), max_response_tokens=24)})

@@ -62,6 +62,24 @@ def test_a_runs_own_config_says_how_questions_are_read(tmp_path):
     reading.close()
 
 
+def test_held_out_questions_are_those_of_the_training(tmp_path):
+    config = config_of_a_run()
+    (tmp_path / "config.json").write_text(json.dumps(to_dict(config)))
+    reading = read_target(Wanted(checkpoint=str(tmp_path)))
+    facts = {"train": {}, "held_out": reading.held_out.facts()}
+    reading.close()
+    (tmp_path / "stage_task.json").write_text(json.dumps(facts))
+    read_target(Wanted(checkpoint=str(tmp_path))).close()
+    level = next(iter(facts["held_out"]))
+    facts["held_out"][level][1] = "another"
+    (tmp_path / "stage_task.json").write_text(json.dumps(facts))
+    with pytest.raises(EvaluationError, match=rf"others now than when it was trained \({level}\)"):
+        read_target(Wanted(checkpoint=str(tmp_path)))
+    (tmp_path / "stage_task.json").write_text("[]")
+    with pytest.raises(EvaluationError, match=r"stage_task\.json can't be read"):
+        read_target(Wanted(checkpoint=str(tmp_path)))
+
+
 def test_what_is_no_run_is_named(tmp_path):
     with pytest.raises(EvaluationError, match=r"config\.json can't be read .* workdir of a run"):
         run_config(str(tmp_path))
