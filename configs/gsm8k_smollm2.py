@@ -5,8 +5,8 @@ decides. 135 M weights solve few of these questions: the point is the path, on t
 chip.
 Source: S3AC (2610.35518) for the method; GSM8K (2110.14168) for the questions; SmolLM2 (2502.02737)
 for the model; sizes are ours.
-Expected: a run that goes through. In the three ticks that we ran, at four minutes a tick on two busy
-CPU cores, none of 96 training answers was right; asked in other words, 1 of 48 was.
+Expected: a run that goes through. In the three ticks that we ran, at seven minutes a tick on two
+CPU cores shared with other work, none of 96 training answers was right.
 Command, with the folder that `make smollm2` or launch/smollm2.py makes:
 
   python launch/train.py --config=configs/gsm8k_smollm2.py --workdir=runs/gsm8k_smollm2
