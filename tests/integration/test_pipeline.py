@@ -40,7 +40,8 @@ def test_everything_is_in_the_workdir(done):
     workdir, results = done
     assert {path.name for path in workdir.iterdir()} == {
         ".lock", "checkpoints", "config.json", "metrics.jsonl", "pretrained_critic.safetensors",
-        "results.json", "stage_value_pretraining.json", "summary.png", "tb", "versions.json",
+        "results.json", "stage_task.json", "stage_value_pretraining.json", "summary.png", "tb",
+        "versions.json",
     }  # fmt: skip
     config = to_dict(runs.small_config({"train.num_ticks": TICKS}))
     assert json.loads((workdir / "config.json").read_text()) == json.loads(json.dumps(config))
@@ -86,7 +87,7 @@ def test_a_run_without_a_critic_and_with_a_reference(tmp_path, monkeypatch):
     assert results.keys() == {"base", "trained"}
     assert {path.name for path in tmp_path.iterdir()} == {
         ".lock", "checkpoints", "config.json", "metrics.jsonl", "reference.npy", "results.json",
-        "stage_reference.json", "summary.png", "tb", "versions.json",
+        "stage_reference.json", "stage_task.json", "summary.png", "tb", "versions.json",
     }  # fmt: skip
     rate = np.load(tmp_path / "reference.npy")
     assert rate.shape == (64,)
