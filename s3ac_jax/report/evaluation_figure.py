@@ -16,23 +16,11 @@ from matplotlib.ticker import PercentFormatter
 
 from s3ac_jax.report.evaluation import Result
 from s3ac_jax.report.records import Record
+from s3ac_jax.report.style import STYLE
 
 # Okabe-Ito, told apart with any colour vision.
 _BLUE, _ORANGE, _GREEN, _GREY, _YELLOW = "#0072B2", "#D55E00", "#009E73", "#999999", "#E69F00"
-_STYLE = {
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 24,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e6e6e6",
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-}
+_STYLE = {**STYLE, "axes.titlepad": 24}
 _COLOURS = {"right": _GREEN, "wrong": _ORANGE, "no box": _YELLOW, "truncated": _BLUE, "hung": _GREY}
 
 

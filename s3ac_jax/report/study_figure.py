@@ -24,6 +24,7 @@ from matplotlib.ticker import (
 
 from s3ac_jax.report.study_data import ACCURACY, Results
 from s3ac_jax.report.study_stats import equal_budget, interval
+from s3ac_jax.report.style import STYLE
 
 # Okabe-Ito without its yellow, which can't be seen on white; dashes tell more than eight apart.
 _COLOURS = (
@@ -38,20 +39,7 @@ _COLOURS = (
 )
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 _GREY = "#666666"
-_STYLE = {
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 20,  # room for the caption
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e6e6e6",
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "legend.fontsize": 10,
-}
+_STYLE = {**STYLE, "axes.titlepad": 20, "legend.fontsize": 10}  # room for the caption
 _WIDTH, _DPI = 12.0, 100  # inches; 1200 pixels
 _TIME_POINTS = 240  # where curves over seconds are read: about one per two pixels
 _LOWEST_EV = -1.0  # one tick with a constant return sends it to minus thousands

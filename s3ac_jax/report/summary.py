@@ -20,23 +20,11 @@ from matplotlib.ticker import (
 )
 
 from s3ac_jax.data.prompts import Levels
+from s3ac_jax.report.style import STYLE
 
 # Okabe-Ito, told apart with any colour vision.
 _BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
-_STYLE = {
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 22,  # room for one line: a legend, or what the curve is
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e6e6e6",
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-}
+_STYLE = {**STYLE, "axes.titlepad": 22}  # room for one line: a legend, or what the curve is
 _ONLINE, _PRETRAINING = "online", "value_pretraining"
 _FIRST_TICKS = 5
 _PERIOD = 0.2  # of the run: what "early" and "late" mean

@@ -1,13 +1,14 @@
 """The verifier of questions with known answers: text in, verdicts of a grader out."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from s3ac_jax.core.types import Rollout, Scored
 from s3ac_jax.data.problems import Problem
+from s3ac_jax.data.tokenizer import Tokenizer
 from s3ac_jax.rewards.verdict import REASONS, Verdict
 from s3ac_jax.rewards.verdict import UNJUDGED as HUNG
 from s3ac_jax.rewards.verifier import Share
@@ -17,14 +18,6 @@ NO_BOX = frozenset({"no_box", "empty_box", "unterminated_box", "unfinished_think
 TRUNCATED = "truncated"
 # A fixed width, so that batches join.
 _CODE = f"U{max(map(len, [TRUNCATED, *REASONS]))}"
-
-
-class Decoder(Protocol):
-    """What the verifier asks of a tokenizer: text of many rows of ids. Source: ours."""
-
-    def decode_all(self, rows: Iterable[Sequence[int]]) -> list[str]:
-        """Text of each row, special tokens left out. Source: ours."""
-        ...
 
 
 class Grader(Protocol):
@@ -44,7 +37,7 @@ class AnswerVerifier:
     """
 
     problems: Sequence[Problem]
-    tokenizer: Decoder
+    tokenizer: Tokenizer
     grader: Grader
 
     def grade(self, rollout: Rollout) -> Scored:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+from collections.abc import Iterator
 
 from s3ac_jax.rewards.expression import GREEK
 from s3ac_jax.rewards.normalise import Refused
@@ -148,7 +149,17 @@ def split(text: str, separator: str) -> list[str]:
     """
     if separator not in text:
         return [text]
-    parts, level, start, place, quoted = [], 0, 0, 0, False
+    parts, start = [], 0
+    for piece, place, level in _unquoted(text):
+        if piece == separator and level == 0:
+            parts.append(text[start:place])
+            start = place + len(piece)
+    return [*parts, text[start:]]
+
+
+def _unquoted(text: str) -> Iterator[tuple[str, int, int]]:
+    """(piece, its place, brackets around it) of what is neither a bracket nor in quotes."""
+    level, place, quoted = 0, 0, False
     for piece in _COMMAND.findall(text):
         if piece == '"':
             quoted = not quoted
@@ -159,11 +170,9 @@ def split(text: str, separator: str) -> list[str]:
             level += 1
         elif bracket in _CLOSE:
             level -= 1
-        elif piece == separator and level == 0:
-            parts.append(text[start:place])
-            start = place + len(piece)
+        else:
+            yield piece, place, level
         place += len(piece)
-    return [*parts, text[start:]]
 
 
 def _listed(text: str) -> list[str]:
@@ -199,22 +208,12 @@ def _relation(text: str) -> tuple[list[str], str]:
     """(parts, signs) at the outer level; signs is "" where there is no relation."""
     if not _ORDER.search(text):
         return [], ""
-    parts, signs, level, start, place, quoted = [], "", 0, 0, 0, False
-    for piece in _COMMAND.findall(text):
-        if piece == '"':
-            quoted = not quoted
-        bracket = piece[1] if piece in ("\\{", "\\}") else piece
-        if quoted:
-            pass
-        elif bracket in _OPEN:
-            level += 1
-        elif bracket in _CLOSE:
-            level -= 1
-        elif level <= 0 and _ORDER.fullmatch(piece):
+    parts, signs, start = [], "", 0
+    for piece, place, level in _unquoted(text):
+        if level <= 0 and _ORDER.fullmatch(piece):
             parts.append(text[start:place])
             signs += _SIGNS.get(piece, piece)
             start = place + len(piece)
-        place += len(piece)
     if not signs:
         return [], ""
     parts.append(text[start:])

@@ -2,25 +2,17 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
 import numpy as np
 
 from s3ac_jax.core.types import Rollout, Scored
 from s3ac_jax.data.sums import Sums
+from s3ac_jax.data.tokenizer import Tokenizer
 from s3ac_jax.rewards.verifier import Share
 
 # A sign belongs to the number unless it stands behind one: "7-12" ends with 12.
 _NUMBER = re.compile(r"(?<![\d.])[-−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
-
-
-class Decoder(Protocol):
-    """What the verifier asks of a tokenizer: text of many rows of ids. Source: ours."""
-
-    def decode_all(self, rows: Iterable[Sequence[int]], *, special: bool = False) -> list[str]:
-        """Text of each row; special tokens only if asked for. Source: ours."""
-        ...
 
 
 def last_integer(text: str) -> int | None:
@@ -42,7 +34,7 @@ class SumsVerifier:
     """
 
     problems: Sums
-    tokenizer: Decoder
+    tokenizer: Tokenizer
 
     def grade(self, rollout: Rollout) -> Scored:
         """+1 iff the response stopped by itself and its last number is the answer, else -1.
