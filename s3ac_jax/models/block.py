@@ -1,5 +1,6 @@
 """What every block of weights is made of: stacked parameters, matmuls with adapters, norms."""
 
+import functools
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ from jaxtyping import Array, Float
 
 from s3ac_jax.models.int8 import Int8Matrix
 from s3ac_jax.models.spec import DecoderSpec
+from s3ac_jax.parallel.layout import Axes, gathered, stored
 
 
 def base_dtype(spec: DecoderSpec) -> jnp.dtype:
@@ -55,30 +57,40 @@ def rms_norm(
     return weight.astype(x.dtype) * normed.astype(x.dtype)
 
 
-def matmul(x: Float[Array, "N I"], w: Float[Array, "I O"]) -> Float[Array, "N O"]:
-    """x w in the dtype of x. Product and gradients accumulate in float32; w's has the dtype of w.
+def matmul(
+    x: Float[Array, "N I"], w: Float[Array, "*inner_outer"], axes: Axes
+) -> Float[Array, "N O"]:
+    """x w in the dtype of x, inner and outer axes of w flattened. axes: their logical names.
 
+    Product and gradients accumulate in float32; w's has the dtype of w.
     Source: ours: asked for a bfloat16 result, XLA:CPU widens both operands first, and a decode step
     took 3 times as long (measured).
     """
-    return x @ w.astype(x.dtype) if x.dtype == jnp.float32 else _low_matmul(x, w)
+    if x.dtype == jnp.float32:
+        return x @ gathered(w.astype(x.dtype), axes).reshape(x.shape[-1], -1)
+    return _low_matmul(x, w, axes)
 
 
-@jax.custom_vjp
-def _low_matmul(x: Array, w: Array) -> Array:
-    return jnp.matmul(x, w.astype(x.dtype), preferred_element_type=jnp.float32).astype(x.dtype)
+def _read(x: Array, w: Array, axes: Axes) -> Array:
+    return gathered(w.astype(x.dtype), axes).reshape(x.shape[-1], -1)
 
 
-def _low_forward(x: Array, w: Array):
-    return _low_matmul(x, w), (x, w)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _low_matmul(x: Array, w: Array, axes: Axes) -> Array:
+    flat = _read(x, w, axes)
+    return jnp.matmul(x, flat, preferred_element_type=jnp.float32).astype(x.dtype)
 
 
-def _low_backward(saved: tuple[Array, Array], dy: Array):
+def _low_forward(x: Array, w: Array, axes: Axes):
+    return _low_matmul(x, w, axes), (x, w)
+
+
+def _low_backward(axes: Axes, saved: tuple[Array, Array], dy: Array):
     x, w = saved
     exact = {"preferred_element_type": jnp.float32}
-    dx = jnp.einsum("no,io->ni", dy, w.astype(x.dtype), **exact)
-    dw = jnp.einsum("ni,no->io", x, dy, **exact)
-    return dx.astype(x.dtype), dw.astype(w.dtype)
+    dx = jnp.einsum("no,io->ni", dy, _read(x, w, axes), **exact)
+    dw = jnp.einsum("ni,no->io", x, dy, **exact).reshape(w.shape)
+    return dx.astype(x.dtype), stored(dw, axes).astype(w.dtype)
 
 
 _low_matmul.defvjp(_low_forward, _low_backward)
@@ -131,12 +143,17 @@ class Block(nnx.Module):
 
         Source: LoRA (2106.09685), eq. 3.
         """
-        w = getattr(self, name)[...]
-        y = w.times(x) if isinstance(w, Int8Matrix) else matmul(x, w.reshape(x.shape[-1], -1))
+        y = self._product(name, x)
         if self.lora is not None:
-            a, b = (getattr(self, f"{name}_lora_{side}")[...] for side in "ab")
-            y = y + matmul(matmul(x, a), b) * (self.lora.alpha / self.lora.rank)
+            inner = self._product(f"{name}_lora_a", x)
+            y = y + self._product(f"{name}_lora_b", inner) * (self.lora.alpha / self.lora.rank)
         return y
+
+    def _product(self, name: str, x: Array) -> Array:
+        weight = getattr(self, name)
+        w = weight[...]
+        # The axes were named for the stack.
+        return w.times(x) if isinstance(w, Int8Matrix) else matmul(x, w, weight.axes[1:])
 
 
 class MLP(Block):

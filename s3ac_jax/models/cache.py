@@ -1,5 +1,6 @@
 """What decoding remembers of each row: keys and values, and the states of linear attention."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,8 @@ from jaxtyping import Array, Float, Int
 from s3ac_jax.models.delta import LinearState
 from s3ac_jax.models.spec import DecoderSpec, KVDtype
 from s3ac_jax.models.stack import PerLayer
-from s3ac_jax.parallel.mesh import constrain
+from s3ac_jax.parallel.mesh import constrain, platform
+from s3ac_jax.parallel.slots import put_rows
 
 _AXES = ("rows", "kv_heads", None, None)
 
@@ -77,15 +79,15 @@ class KVCache(NamedTuple):
         Source: ours.
         """
         tokens = min(new.tokens, self.tokens)
-        lead = () if isinstance(self.keys, PerLayer) else (slice(None),)
-        there, here = ((*lead, number, slice(None), slice(tokens)) for number in (rows, slots))
+        pairs = zip(*self._matching(*new[:2]), (4, 4, 3, 3)[: len(self)], strict=False)
 
-        def put(old: Array, one: Array) -> Array:
-            return old.at[here].set(one.astype(old.dtype), mode="drop")
+        def put(own: int, old: Array, one: Array) -> Array:
+            one = jax.lax.slice_in_dim(one, 0, tokens, axis=one.ndim - own + 2)
+            return put_rows(old, one, rows, slots, (None,) * (old.ndim - own) + _AXES[:own])
 
-        taken = (jax.tree.map(lambda x: x[there], x) for x in new[:2])
-        pairs = zip(*self._matching(*taken), strict=True)
-        return KVCache(*(jax.tree.map(put, old, one) for old, one in pairs))
+        return KVCache(*(
+            jax.tree.map(functools.partial(put, own), old, one) for old, one, own in pairs
+        ))  # fmt: skip
 
     def _matching(self, key: Stack, value: Stack) -> tuple[list[Stack], list[Stack]]:
         """The arrays of this cache, and what to write into each."""
@@ -146,7 +148,7 @@ def empty_cache(
     step of 135M weights 3 times slower (measured).
     Source: ours: [B, K, S, d] order, measured faster than [B, S, K, d] on CPU.
     """
-    floats = "float32" if jax.default_backend() == "cpu" else spec.dtype
+    floats = "float32" if platform() == "cpu" else spec.dtype
     kept = jnp.dtype(floats if dtype == "auto" else dtype)
     kv = linear = None
 
@@ -170,6 +172,25 @@ def empty_cache(
     return Cache(kv, linear)
 
 
+def hold_cache(cache: Cache) -> Cache:
+    """Inside a jitted function: the cache where `empty_cache` put it. Source: ours."""
+
+    def hold(x: Array, own: int) -> Array:
+        # Stacked over layers, or of one.
+        lead = (None,) * (x.ndim - own)
+        return constrain(x, *lead, *_AXES[: x.ndim - len(lead)])
+
+    kv = linear = None
+    if cache.kv is not None:
+        kv = KVCache(*(
+            jax.tree.map(lambda x, own=own: hold(x, own), part)
+            for part, own in zip(cache.kv, (4, 4, 3, 3), strict=True)
+        ))  # fmt: skip
+    if cache.linear is not None:
+        linear = LinearState(*(jax.tree.map(lambda x: hold(x, 4), part) for part in cache.linear))
+    return Cache(kv, linear)
+
+
 def insert(cache: Cache, new: Cache, rows: Int[Array, "N"], slots: Int[Array, "N"]) -> Cache:
     """Row rows[i] of `new` in place of row slots[i] of `cache`; a slot out of range is skipped.
 
@@ -181,10 +202,10 @@ def insert(cache: Cache, new: Cache, rows: Int[Array, "N"], slots: Int[Array, "N
     if cache.kv is not None and new.kv is not None:
         kv = cache.kv.insert(new.kv, rows, slots)
     if cache.linear is not None and new.linear is not None:
-        lead = () if isinstance(cache.linear.memory, PerLayer) else (slice(None),)
 
         def put(old: Array, one: Array) -> Array:
-            return old.at[(*lead, slots)].set(one[(*lead, rows)].astype(old.dtype), mode="drop")
+            axes = (None,) * (old.ndim - 4) + _AXES
+            return put_rows(old, one, rows, slots, axes)
 
         linear = jax.tree.map(put, cache.linear, new.linear)
     return Cache(kv, linear)

@@ -19,7 +19,7 @@ class Critic(nnx.Module):
     def __init__(self, spec: DecoderSpec, *, head_std: float | None = None, rngs: nnx.Rngs):
         std = 1.0 / (spec.hidden_size + 1) if head_std is None else head_std
         self.backbone = Decoder(spec, lm_head=False, rngs=rngs)
-        self.value_head = normal(rngs, std, (spec.hidden_size,), ("embed",))
+        self.value_head = normal(rngs, std, (spec.hidden_size,), (None,))
 
     def __call__(
         self,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, Int16
 
 from s3ac_jax.models import attention
@@ -19,7 +20,9 @@ from s3ac_jax.models.cache import Cache
 from s3ac_jax.models.delta import LinearAttention
 from s3ac_jax.models.moe import MoE
 from s3ac_jax.models.spec import DecoderSpec
-from s3ac_jax.models.stack import is_per_layer, scan_layers, unrolled_layers
+from s3ac_jax.models.stack import LAYER_INPUT, is_per_layer, scan_layers, unrolled_layers
+from s3ac_jax.parallel.layout import flatten, gathered, hold, unflatten
+from s3ac_jax.parallel.vocab import look_up
 
 
 class Kept(NamedTuple):
@@ -36,10 +39,11 @@ class Layers(nnx.Module):
     """The blocks of all layers, stacked by kind, and the norms before them."""
 
     def __init__(self, spec: DecoderSpec, *, rngs: nnx.Rngs):
-        shape, axes = (spec.num_layers, spec.hidden_size), ("layers", "embed")
+        shape, axes = (spec.num_layers, spec.hidden_size), ("layers", None)
         one = 0.0 if spec.zero_centred_norms else 1.0
         blocks = {"attn": attention.Attention, "linear_attn": LinearAttention, "mlp": MLP,
                   "moe": MoE}  # fmt: skip
+        # Whole on every device: a gather for each of them would take longer than it saves bytes.
         self.attn_norm = filled(one, shape, axes)
         self.mlp_norm = filled(one, shape, axes)
         for name, block in blocks.items():
@@ -56,7 +60,7 @@ class Decoder(nnx.Module):
         self.embed = normal(rngs, spec.init_std, (vocab, width), ("vocab", "embed"), dtype)
         self.layers = Layers(spec, rngs=rngs)
         one = 0.0 if spec.zero_centred_norms else 1.0
-        self.final_norm = filled(one, (width,), ("embed",))
+        self.final_norm = filled(one, (width,), (None,))
         if lm_head and not spec.tie_embeddings:
             axes = ("embed", "vocab")
             self.lm_head = normal(rngs, spec.init_std, (width, vocab), axes, dtype)
@@ -76,32 +80,35 @@ class Decoder(nnx.Module):
         """
         tied = self.spec.tie_embeddings
         head = self.embed[...] if tied else self.lm_head[...]
+        axes = ("vocab", "embed") if tied else ("embed", "vocab")
         return jax.lax.dot_general(
-            hidden, head.astype(hidden.dtype),
+            hidden, gathered(head.astype(hidden.dtype), axes),
             (((hidden.ndim - 1,), (1 if tied else 0,)), ((), ())),
             preferred_element_type=jnp.float32,
         )  # fmt: skip
 
     def _lookup(self, tokens: Int[Array, "B T"]) -> Float[Array, "N D"]:
         dtype = jnp.dtype(self.spec.dtype)
-        table, flat = self.embed[...], tokens.reshape(-1)
+        table, flat = self.embed[...], flatten(tokens)
         if self.spec.onehot_embedding:
-            return jax.nn.one_hot(flat, self.spec.vocab_size, dtype=dtype) @ table.astype(dtype)
-        return table[flat].astype(dtype)
+            x = jax.nn.one_hot(flat, self.spec.vocab_size, dtype=dtype) @ table.astype(dtype)
+        else:
+            x = look_up(table, flat, dtype)
+        return hold(x, tokens.shape)
 
     def _norm(self, x: Float[Array, "N D"], weight: Float[Array, "D"]) -> Float[Array, "N D"]:
         spec = self.spec
         return rms_norm(x, weight, spec.rms_norm_eps, zero_centred=spec.zero_centred_norms)
 
     def _scan(
-        self, mix: Any, feed: Any, carry: Any, extra: dict[str, Any], *, keep_layers: bool = False,
-        indexed: bool = False,
+        self, mix: Any, feed: Any, carry: Any, extra: dict[str, Any], shape: tuple[int, int], *,
+        keep_layers: bool = False, indexed: bool = False,
     ):  # fmt: skip
         """x + mix(norm(x)), then x + feed(norm(x)), layer by layer.
 
         carry: (x, whatever mix carries). mix(kind, block, x, carry, given, number) -> (y, carry,
         kept); feed(kind, block, x, given) -> (y, kept). extra: arrays stacked over the layers of a
-        kind, handed on as `given`.
+        kind, handed on as `given`. shape: rows and tokens of each.
         """
         defs, stacked = {}, {}
         norms = {"attn": self.layers.attn_norm[...], "mlp": self.layers.mlp_norm[...]}
@@ -112,6 +119,7 @@ class Decoder(nnx.Module):
 
         def step(kinds, carry, blocks, numbers):
             x, rest = carry
+            x = checkpoint_name(hold(x, shape), LAYER_INPUT)
             mixer, forward = kinds
             norm = blocks["layer"]
             weights, given = blocks[mixer]
@@ -130,7 +138,7 @@ class Decoder(nnx.Module):
         stacked["layer"] = norms
         if is_per_layer(norms["attn"]):
             return unrolled_layers(self.spec.kinds, step, carry, stacked)
-        remat = self.spec.remat and not indexed
+        remat = self.spec.remat_policy if self.spec.remat and not indexed else None
         return scan_layers(self.spec.kinds, step, carry, stacked, remat=remat, indexed=indexed)
 
     def __call__(
@@ -148,15 +156,14 @@ class Decoder(nnx.Module):
         Raises ValueError when it is of another model's layers or experts per token.
         Source: Qwen2 technical report (2407.10671); Rollout routing replay (2510.11370).
         """
-        mask = attention.packed_mask(segment_ids)
-        real = segment_ids.reshape(-1) > 0
-        shape = (*tokens.shape, self.spec.hidden_size)
+        kind, real = self.spec.attention, flatten(segment_ids) > 0
+        shape = tokens.shape
 
-        def mix(kind, block, x, rest, given, number):
-            if kind == "linear_attn":
+        def mix(mixer, block, x, rest, given, number):
+            if mixer == "linear_attn":
                 return block(x, segment_ids), rest, None
             q, k, v = block.project(x, positions)
-            return block.out(attention.attend(q, k, v, mask), x), rest, None
+            return block.out(attention.attend_rows(q, k, v, segment_ids, kind=kind), x), rest, None
 
         feed = functools.partial(_feed, real=real, keep="routing" in keep)
         extra = {}
@@ -166,14 +173,14 @@ class Decoder(nnx.Module):
                 raise ValueError(
                     f"routing has {routing.shape[2:]} (layers, experts per token), the model {want}"
                 )
-            extra["moe"] = routing.reshape(-1, *routing.shape[2:]).transpose(1, 0, 2)
+            extra["moe"] = flatten(routing).transpose(1, 0, 2)
         carry = (self._lookup(tokens), None)
-        (x, _), kept = self._scan(mix, feed, carry, extra, keep_layers="layers" in keep)
-        hidden = self._norm(x, self.final_norm[...]).reshape(shape)
-        return hidden, Kept(
-            kept["layer"].reshape(-1, *shape) if "layers" in keep else None,
-            _by_token(kept.get("moe"), tokens.shape),
-        )
+        (x, _), kept = self._scan(mix, feed, carry, extra, shape, keep_layers="layers" in keep)
+        hidden = unflatten(self._norm(x, self.final_norm[...]), shape)
+        layers = None
+        if "layers" in keep:
+            layers = jax.vmap(functools.partial(unflatten, shape=shape))(kept["layer"])
+        return hidden, Kept(layers, _by_token(kept.get("moe"), shape))
 
     def extend(
         self,
@@ -207,9 +214,9 @@ class Decoder(nnx.Module):
             attended = attention.attend(q, keys, values, mask, scales)
             return block.out(attended.astype(x.dtype), x), cache._replace(kv=kv), None
 
-        feed = functools.partial(_feed, real=real.reshape(-1), keep=keep_routing)
+        feed = functools.partial(_feed, real=flatten(real), keep=keep_routing)
         carry = (self._lookup(tokens), cache)
-        (_, cache), kept = self._scan(mix, feed, carry, {}, indexed=True)
+        (_, cache), kept = self._scan(mix, feed, carry, {}, tokens.shape, indexed=True)
         return cache, _by_token(kept.get("moe"), tokens.shape)
 
     def decode(
@@ -242,9 +249,11 @@ class Decoder(nnx.Module):
             return block.out(attended.astype(x.dtype), x), cache._replace(kv=kv), None
 
         feed = functools.partial(_feed, real=jnp.ones(tokens.shape, bool), keep=keep_routing)
-        carry = (self._lookup(tokens), cache)
-        (x, cache), kept = self._scan(mix, feed, carry, {}, indexed=True)
-        routing = _by_token(kept.get("moe"), (tokens.shape[0],))
+        column = tokens[:, None]
+        carry = (self._lookup(column), cache)
+        (x, cache), kept = self._scan(mix, feed, carry, {}, column.shape, indexed=True)
+        routing = _by_token(kept.get("moe"), column.shape)
+        routing = None if routing is None else routing[:, 0]
         return self._norm(x, self.final_norm[...]), cache, routing
 
 
@@ -255,8 +264,6 @@ def _feed(kind: str, block: Any, x: Array, given: Array | None, *, real: Array, 
     return y, chosen.astype(jnp.int16) if keep else None
 
 
-def _by_token(routing: Array | None, shape: tuple[int, ...]) -> Array | None:
-    """[L, N, k] -> [..., L, k]."""
-    if routing is None:
-        return None
-    return routing.transpose(1, 0, 2).reshape(*shape, routing.shape[0], routing.shape[2])
+def _by_token(routing: Array | None, shape: tuple[int, int]) -> Array | None:
+    """[L, N, k] -> [B, T, L, k]."""
+    return None if routing is None else unflatten(routing.transpose(1, 0, 2), shape)

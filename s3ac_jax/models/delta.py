@@ -10,12 +10,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from s3ac_jax.models.block import Block, filled, normal
 from s3ac_jax.models.spec import DecoderSpec
+from s3ac_jax.parallel.layout import flatten, unflatten
+from s3ac_jax.parallel.mesh import constrain
 
 _EXACT = jax.lax.Precision.HIGHEST
+# Tokens of a row whose chunks are prepared together: there and back, 32,768 tokens of 32 heads of
+# width 128 take 12.8 GiB at once and 3.8 in such parts (XLA:CPU's count).
+_AT_ONCE = 4096
 _NORM_EPS = 1e-6  # of the unit length of q and k, fixed in the reference
 
 
@@ -80,14 +85,17 @@ def chunked(
 
     state: what the run of the first token has left so far, None at its start. Within a chunk the
     corrections d solve a unit lower triangular system; only S goes from chunk to chunk. Nothing is
-    carried from one run to the next.
+    carried from one run to the next. What needs no S is made for `_AT_ONCE` tokens together, and
+    again in the backward pass where a row is longer.
     Source: Parallelizing linear transformers with the delta rule (2406.06484), section 3, with the
     decay of Gated delta networks (2412.06464), eq. 10.
     """
     batch, heads, tokens, _ = q.shape
     # A power of two, for the inverse.
     size = 1 << (min(chunk, tokens) - 1).bit_length()
-    turns = -(-tokens // size)
+    turns, each = -(-tokens // size), max(1, _AT_ONCE // size)
+    if turns > each:
+        turns = -(-turns // each) * each
 
     def cut(x: Array) -> Array:
         """[B, H, T, ...] -> [turns, B, H, size, ...]; the filling decays and adds nothing."""
@@ -103,6 +111,23 @@ def chunked(
     first = jnp.zeros_like(run[:1, ..., :1]) if state is None else run[:1, ..., :1]
     entered = jnp.concatenate([first, run[:-1, ..., -1:]])
 
+    if state is None:
+        state = jnp.zeros((batch, heads, q.shape[-1], v.shape[-1]), jnp.float32)
+    xs = (q, k, v, log_decay, beta, run, entered)
+    if turns <= each:
+        state, out = _chunks(state, xs)
+    else:
+        xs = jax.tree.map(lambda x: x.reshape(turns // each, each, *x.shape[1:]), xs)
+        state, out = jax.lax.scan(jax.checkpoint(_chunks, prevent_cse=False), state, xs)
+        out = out.reshape(turns, *out.shape[2:])
+    out = jnp.moveaxis(out, 0, 2).reshape(batch, heads, turns * size, -1)
+    return out[:, :, :tokens], state
+
+
+def _chunks(state: Array, xs: tuple[Array, ...]) -> tuple[Array, Array]:
+    """The state after some chunks, [turns, B, H, C, ...], and their outputs; see `chunked`."""
+    q, k, v, log_decay, beta, run, entered = xs
+    size = q.shape[-2]
     total = jnp.cumsum(log_decay, axis=-1)
     lower = jnp.tril(jnp.ones((size, size), bool))
     reads = lower & (run[..., :, None] == run[..., None, :])
@@ -128,12 +153,8 @@ def chunked(
         added = jnp.einsum("bhjk,bhjv->bhkv", k * left[..., None], delta, precision=_EXACT)
         return state * last[..., None, None] + added, out
 
-    if state is None:
-        state = jnp.zeros((batch, heads, q.shape[-1], v.shape[-1]), jnp.float32)
     xs = (q, k, new, removed, within, carried, left, carried[..., -1])
-    state, out = jax.lax.scan(turn, state, xs)
-    out = jnp.moveaxis(out, 0, 2).reshape(batch, heads, turns * size, -1)
-    return out[:, :, :tokens], state
+    return jax.lax.scan(turn, state, xs)
 
 
 def step(
@@ -215,7 +236,8 @@ class LinearAttention(Block):
         assert linear is not None
         heads = {"q": linear.key_heads, "k": linear.key_heads, "v": linear.value_heads}
         return tuple(
-            self.times(name, x).reshape(*shape, count, -1) for name, count in heads.items()
+            _by_heads(unflatten(self.times(name, x), shape).reshape(*shape, count, -1))
+            for name, count in heads.items()
         )
 
     def _heads(self, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
@@ -264,10 +286,10 @@ class LinearAttention(Block):
         """Outputs, and the state after the last real token where there was one before."""
         linear = self.spec.linear_attention
         assert linear is not None
-        batch, tokens = real.shape
+        shape = real.shape
         # Padding is silenced before the projections, or it bleeds through the convolution.
-        x = jnp.where(real.reshape(-1, 1), x, 0.0)
-        columns = self._columns(x, (batch, tokens))
+        x = jnp.where(flatten(real)[:, None], x, 0.0)
+        columns = self._columns(x, shape)
         taps, before = self._taps(), 0 if state is None else linear.conv_width - 1
         if state is not None:
             columns = tuple(
@@ -282,12 +304,12 @@ class LinearAttention(Block):
         )
         q, k, v = (y.transpose(0, 2, 1, 3) for y in self._heads(*mixed))
         beta, log_decay = (
-            jnp.where(real[:, None], y.reshape(batch, tokens, -1).transpose(0, 2, 1), 0.0)
+            jnp.where(real[:, None], _by_heads(unflatten(y, real.shape)).transpose(0, 2, 1), 0.0)
             for y in self._rates(x)
         )
         memory = None if state is None else state.memory
         out, memory = chunked(q, k, v, log_decay, beta, run, linear.chunk, memory)
-        out = out.transpose(0, 2, 1, 3).reshape(batch * tokens, linear.value_heads, -1)
+        out = flatten(out.transpose(0, 2, 1, 3))
         if state is not None:
             q, k, v = (
                 _latest(column, long_real, before).astype(old.dtype)
@@ -319,6 +341,15 @@ class LinearAttention(Block):
         out, memory = step(q, k, v, log_decay, beta, state.memory)
         q, k, v = (columns[:, 1:] for columns in window)
         return self._out(out, x), LinearState(q, k, v, memory)
+
+
+def _by_heads(x: Shaped[Array, "B T H ..."]) -> Shaped[Array, "B T H ..."]:
+    """Devices that share out the tokens of a row share out its heads instead.
+
+    Source: DeepSpeed Ulysses (2309.14509): the state goes through all tokens of a row, head by
+    head, so that an exchange before and after it does.
+    """
+    return constrain(x, "rows", None, "whole_row_heads", *(None,) * (x.ndim - 3))
 
 
 def _latest(columns: Array, real: Bool[Array, "B T"], count: int) -> Array:

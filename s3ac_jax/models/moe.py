@@ -12,7 +12,9 @@ from s3ac_jax.models.block import MLP, Block, base_dtype, normal
 from s3ac_jax.models.grouped import expert_outputs
 from s3ac_jax.models.int8 import Int8Matrix
 from s3ac_jax.models.spec import DecoderSpec
-from s3ac_jax.parallel.mesh import over_experts
+from s3ac_jax.parallel.experts import over_experts
+from s3ac_jax.parallel.layout import gathered
+from s3ac_jax.parallel.mesh import platform
 
 
 def route(
@@ -75,15 +77,56 @@ def mix(
     gates: Float[Array, "N k"],
     weights: dict[str, Any],
     matmul: str,
+    *,
+    shards: int = 1,
 ) -> Float[Array, "N D"]:
     """Gated sum of each token's experts; an expert number out of range adds nothing.
 
-    Source: Outrageously large neural networks (1701.06538), eq. 1.
+    shards: devices that share out the experts, so that one in `shards` numbers is in range. Then
+    assignments are worked off in windows of an even share; of all there may be, those that are
+    empty are passed over.
+    Source: Outrageously large neural networks (1701.06538), eq. 1; ours: the windows, for rows laid
+    out for the worst case would take `shards` times the memory.
     """
     if matmul == "dense":
         return mix_dense(x, chosen, gates, weights)
+    if shards > 1:
+        return _in_windows(x, chosen, gates, weights, matmul, shards)
     outputs = expert_outputs(x, chosen, weights, _swiglu, matmul)
     return jnp.einsum("nkd,nk->nd", outputs, gates.astype(x.dtype))
+
+
+def _in_windows(
+    x: Array, chosen: Array, gates: Array, weights: dict[str, Any], matmul: str, shards: int
+) -> Array:
+    count, each = jax.tree.leaves(weights)[0].shape[0], chosen.shape[1]
+    flat = chosen.reshape(-1)
+    size = -(-flat.size // shards)
+    mine = (flat >= 0) & (flat < count)
+    # Those of experts that are here come first.
+    order = jnp.argsort(~mine, stable=True)
+    order = jnp.pad(order, (0, shards * size - flat.size), constant_values=flat.size)
+    padded = jnp.append(jnp.where(mine, flat, count), count)
+    shares = jnp.append(gates.reshape(-1), 0.0)
+
+    def outputs(window: Array) -> Array:
+        token = jnp.minimum(window // each, len(x) - 1)
+        rows = expert_outputs(x[token], padded[window][:, None], weights, _swiglu, matmul)[:, 0]
+        return rows * shares[window][:, None].astype(x.dtype)
+
+    def nothing(window: Array) -> Array:
+        return jnp.zeros((size, x.shape[1]), x.dtype)
+
+    def turn(y: Array, xs: tuple[Array, Array]):
+        number, window = xs
+        left = number * size < jnp.sum(mine)
+        # Around the choice, and without the sum: or each turn would keep all tokens, or the sum.
+        rows = jax.checkpoint(lambda w: jax.lax.cond(left, outputs, nothing, w))(window)
+        token = jnp.minimum(window // each, len(x) - 1)
+        return jax.lax.cond(left, lambda y: y.at[token].add(rows), lambda y: y, y), None
+
+    windows = jnp.arange(shards), order.reshape(shards, size)
+    return jax.lax.scan(turn, jnp.zeros_like(x), windows)[0]
 
 
 class MoE(Block):
@@ -100,8 +143,8 @@ class MoE(Block):
         up = (layers, moe.num_experts, width, moe.width)
         down = (layers, moe.num_experts, moe.width, width)
         up_axes, down_axes = (
-            ("layers", "experts", "embed", "mlp"),
-            ("layers", "experts", "mlp", "embed"),
+            ("layers", "experts", "expert_embed", "mlp"),
+            ("layers", "experts", "mlp", "expert_embed"),
         )
         dtype = base_dtype(spec)
         self.gate = normal(rngs, spec.init_std, up, up_axes, dtype, sums=(2,))
@@ -109,7 +152,7 @@ class MoE(Block):
         self.down = normal(rngs, spec.init_std, down, down_axes, dtype, sums=(2,))
         if moe.shared_width:
             self.shared = MLP(spec, rngs=rngs, name="moe", hidden=moe.shared_width)
-            self.shared_gate = normal(rngs, spec.init_std, (layers, width), ("layers", "embed"))
+            self.shared_gate = normal(rngs, spec.init_std, (layers, width), ("layers", None))
 
     def __call__(
         self,
@@ -123,7 +166,8 @@ class MoE(Block):
         """
         moe = self.moe
         logits = jnp.einsum(
-            "nd,de->ne", x.astype(jnp.float32), self.router[...].astype(jnp.float32),
+            "nd,de->ne", x.astype(jnp.float32),
+            gathered(self.router[...].astype(jnp.float32), ("embed", None)),
             precision=jax.lax.Precision.HIGHEST,
         )  # fmt: skip
         chosen, gates = route(logits, replay, per_token=moe.per_token, renormalise=moe.renormalise)
@@ -134,8 +178,7 @@ class MoE(Block):
             for name, w in weights.items()
         }
         axes: dict[str, tuple[str | None, ...]] = {
-            "gate": ("experts", None, "mlp"), "up": ("experts", None, "mlp"),
-            "down": ("experts", "mlp", None),
+            name: getattr(self, name).axes[1:] for name in ("gate", "up", "down")
         }  # fmt: skip
         y = over_experts(
             functools.partial(mix, matmul=_resolved(moe.matmul)),
@@ -150,4 +193,4 @@ class MoE(Block):
 def _resolved(matmul: str) -> str:
     if matmul != "auto":
         return matmul
-    return "ragged" if jax.default_backend() == "tpu" else "blocked"
+    return "megablox" if platform() == "tpu" else "blocked"

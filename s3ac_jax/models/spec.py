@@ -6,6 +6,8 @@ import math
 from typing import Literal
 
 Mixer = Literal["full", "linear"]
+RematPolicy = Literal["nothing", "matmuls", "offload"]
+AttentionKind = Literal["auto", "dense", "chunked", "splash", "cudnn"]
 # Of keys and values while sampling; auto is the model's own.
 KVDtype = Literal["auto", "float32", "bfloat16", "int8"]
 
@@ -22,10 +24,10 @@ class MoeSpec:
 
     per_token: experts that a token is sent to. width: of each expert. renormalise: divide the
     chosen gates by their sum. shared_width: of an expert that every token passes, times a gate of
-    its own; 0 for none. dense_layers: layers that keep a plain MLP. matmul: "ragged" is
-    jax.lax.ragged_dot (native on TPU, the dense work of all experts elsewhere), "blocked" a
-    grouped product in blocks of rows, "dense" every expert on every token (the oracle of tests);
-    "auto" is ragged on TPU, else blocked.
+    its own; 0 for none. dense_layers: layers that keep a plain MLP. matmul: "megablox" is JAX's
+    kernel for TPU, "ragged" jax.lax.ragged_dot (native on TPU but for the weights' gradient, the
+    dense work of all experts elsewhere), "blocked" a grouped product in blocks of rows, "dense"
+    every expert on every token (the oracle of tests); "auto" is megablox on TPU, else blocked.
 
     Raises ValueError on shapes that can't work.
     Source: Qwen3 technical report (2505.09388), section 2; names of the public configs in
@@ -38,7 +40,7 @@ class MoeSpec:
     renormalise: bool = True
     shared_width: int = 0
     dense_layers: tuple[int, ...] = ()
-    matmul: Literal["auto", "ragged", "blocked", "dense"] = "auto"
+    matmul: Literal["auto", "megablox", "ragged", "blocked", "dense"] = "auto"
 
     def __post_init__(self):
         _at_least_one("model.moe", self, "num_experts", "per_token", "width")
@@ -118,6 +120,9 @@ class DecoderSpec:
     attention that attend in full; None for all others.
     dtype: of activations and matmuls; norms, softmax, routers and both heads work in float32.
     remat: recompute each layer in the backward pass instead of keeping its activations.
+    remat_policy: what is kept nevertheless: the layer's input ("nothing" else), also the results of
+    its products with weights ("matmuls"), or its input in the host's memory ("offload").
+    attention: of whole rows; see `models/attention.py`.
     onehot_embedding: look tokens up by a matmul with one-hot rows. On XLA:CPU the scatter-add
     that is the gradient of a gather costs more than this matmul up to a few hundred tokens.
 
@@ -147,6 +152,8 @@ class DecoderSpec:
     init_std: float = 0.02
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: bool = False
+    remat_policy: RematPolicy = "nothing"
+    attention: AttentionKind = "auto"
     onehot_embedding: bool = False
 
     @property
@@ -222,7 +229,9 @@ class DecoderSpec:
             )
 
 
-_COMPUTED = ("dtype", "init_std", "lora", "onehot_embedding", "remat")
+_COMPUTED = (
+    "attention", "dtype", "init_std", "lora", "onehot_embedding", "remat", "remat_policy"
+)  # fmt: skip
 
 
 def _trained(value: object) -> object:

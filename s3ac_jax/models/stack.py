@@ -14,8 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from s3ac_jax.core.types import PyTree
+from s3ac_jax.models.spec import RematPolicy
 
 Kinds = tuple[str, ...]
+# The one array of a layer that a remat policy speaks of by name.
+LAYER_INPUT = "layer_input"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +67,7 @@ def scan_layers(
     carry: Any,
     per_block: dict[str, PyTree],
     *,
-    remat: bool = False,
+    remat: RematPolicy | None = None,
     indexed: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
     """step(kinds of the layer, carry, blocks, numbers) for every layer -> (carry, kept).
@@ -72,10 +75,11 @@ def scan_layers(
     per_block: for each name in `kinds` arrays stacked over the layers that have it, and under
     "layer" those stacked over all layers; step gets one layer's slice of each. numbers: place of
     the layer in each of its stacks. step returns a dict of what to keep, keyed like per_block;
-    the results are stacked likewise. indexed: read each layer by its number instead of cutting
-    the stacks into turns. That has no good gradient (a sum over whole stacks per turn) but copies
-    nothing, where XLA:CPU copies every stack that is reshaped on its way into a loop: 0.4 GB per
-    token for 135M weights.
+    the results are stacked likewise. remat: what the backward pass finds of each layer, None for
+    everything; "offload" is of what step calls LAYER_INPUT. indexed: read each layer by its number
+    instead of cutting the stacks into turns. That has no good gradient (a sum over whole stacks per
+    turn) but copies nothing, where XLA:CPU copies every stack that is reshaped on its way into a
+    loop: 0.4 GB per token for 135M weights.
     Source: ours.
     """
     done = dict.fromkeys(per_block, 0)
@@ -163,6 +167,20 @@ def unrolled_layers(
     }
 
 
+def _policy(remat: RematPolicy) -> Callable[..., Any] | None:
+    policies = jax.checkpoint_policies
+    match remat:
+        case "nothing":
+            return None
+        case "matmuls":
+            return policies.checkpoint_dots_with_no_batch_dims
+        case "offload":
+            return policies.save_and_offload_only_these_names(
+                names_which_can_be_saved=[], names_which_can_be_offloaded=[LAYER_INPUT],
+                offload_src="device", offload_dst="pinned_host",
+            )  # fmt: skip
+
+
 class _Turn:
     """One turn of a stage's loop: its layers in order. done: layers of each stack before it."""
 
@@ -172,7 +190,7 @@ class _Turn:
         step: Step,
         done: dict[str, int],
         per_block: dict[str, PyTree],
-        remat: bool,
+        remat: RematPolicy | None,
         indexed: bool,
     ):
         self.stage, self.step, self.done = stage, step, done
@@ -201,8 +219,8 @@ class _Turn:
             }
             blocks = {name: self._slice(name, slices, places[name], seen[name]) for name in layer}
             one = functools.partial(self.step, layer[1:])
-            if self.remat:
-                one = jax.checkpoint(one, prevent_cse=False)
+            if self.remat is not None:
+                one = jax.checkpoint(one, prevent_cse=False, policy=_policy(self.remat))
             carry, result = one(carry, blocks, places)
             for name in layer:
                 seen[name] += 1

@@ -2,32 +2,41 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array
 
 from s3ac_jax.core.types import PyTree
 
 MESH_AXES = ("data", "fsdp", "tensor", "expert", "context")
 
 # Logical axis -> mesh axes. Weights of one name on two mesh axes would collide; see `spec_of`.
+# Devices that hold other experts share out the rows too: all else would be done once for each.
 RULES: dict[str | None, tuple[str, ...]] = {
-    "rows": ("data", "fsdp"),
+    "rows": ("data", "fsdp", "expert"),
+    "context": ("context",),
+    "tokens": ("data", "fsdp", "expert", "context"),
     "vocab": ("tensor",),
-    "embed": ("fsdp",),
+    "embed": ("fsdp", "expert"),
+    "expert_embed": ("fsdp",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "linear_heads": ("tensor",),
+    "whole_row_heads": ("tensor", "context"),
     "mlp": ("tensor",),
     "experts": ("expert",),
     "head_dim": (),
     "layers": (),
     None: (),
 }
+
+# What is cut only so that a device has less to store.
+_WIDTHS = ("embed", "expert_embed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +60,16 @@ class MeshSpec:
     @property
     def row_shards(self) -> int:
         """Devices that share out the rows of a batch. Source: ours."""
-        return self.data * self.fsdp
+        return math.prod(getattr(self, name) for name in RULES["rows"])
+
+    def for_decoding(self) -> "MeshSpec":
+        """The same devices without a share of each weight's width, or of a row's tokens.
+
+        Source: ours: a step of one token per row would gather every weight first.
+        """
+        return MeshSpec(
+            data=self.data * self.fsdp * self.context, tensor=self.tensor, expert=self.expert
+        )
 
     def __post_init__(self):
         for axis, size in dataclasses.asdict(self).items():
@@ -70,15 +88,61 @@ def make_mesh(spec: MeshSpec, devices: Sequence[jax.Device] | None = None) -> Me
             f"mesh.data x mesh.fsdp x ... needs {spec.num_devices} devices, here: {len(devices)}; "
             "lower them (or, on CPU, set XLA_FLAGS=--xla_force_host_platform_device_count=N)"
         )
-    grid = np.array(devices[: spec.num_devices]).reshape(dataclasses.astuple(spec))
+    grid = _grid(list(devices[: spec.num_devices]), dataclasses.astuple(spec))
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def _grid(devices: list[jax.Device], shape: tuple[int, ...]) -> np.ndarray:
+    """Devices so that the last axes are neighbours; slices of a TPU pod lie along the first."""
+    if devices[0].platform != "tpu" or len(devices) == 1:
+        return np.array(devices).reshape(shape)
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices == 1:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    # Between slices only gradients travel: over data, or over fsdp where that is all there is.
+    axis = next((n for n in (0, 1) if shape[n] % slices == 0), None)
+    if axis is None:
+        raise ValueError(
+            f"mesh.data or mesh.fsdp must be a multiple of the {slices} slices of the TPU pod"
+        )
+    between = [1] * len(shape)
+    within, between[axis] = list(shape), slices
+    within[axis] //= slices
+    return mesh_utils.create_hybrid_device_mesh(
+        within, between, devices, allow_split_physical_axes=True
+    )
+
+
+def regrid(mesh: Mesh, spec: MeshSpec) -> Mesh:
+    """The same devices in the same order under other axis sizes.
+
+    Raises ValueError when there are not as many. Source: ours: one program moves arrays from one to
+    the other, on however many hosts.
+    """
+    if spec.num_devices != mesh.size:
+        raise ValueError(
+            f"rollout.mesh must have as many devices as mesh ({mesh.size}), got {spec.num_devices}"
+        )
+    grid = mesh.devices.reshape(dataclasses.astuple(spec))
+    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def platform() -> str:
+    """What the mesh in context is made of ("cpu", "tpu", "cuda"), else what this process has.
+
+    Source: ours: a program planned for a TPU on another machine must be the TPU's.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    found = jax.default_backend() if device is None else device.platform
+    return "cuda" if found == "gpu" else found
 
 
 def spec_of(
     axes: Sequence[str | None], shape: Sequence[int], mesh: Mesh | AbstractMesh
 ) -> PartitionSpec:
-    """Where an array with these logical axes goes; an axis that does not divide is replicated.
+    """Where an array with these logical axes goes.
 
+    An axis goes to as many of its rule's mesh axes, from the first on, as divide it.
     Raises ValueError when an axis has no rule, or two axes of one array want the same mesh axis.
     Source: ours.
     """
@@ -86,23 +150,29 @@ def spec_of(
     for axis, size in zip(axes, shape, strict=True):
         if axis not in RULES:
             raise ValueError(f"no sharding rule for logical axis {axis!r}; known: {list(RULES)}")
-        wanted = RULES[axis]
-        parts = math.prod(mesh.shape[name] for name in wanted)
-        entries.append(wanted if parts and size % parts == 0 else ())
+        wanted = tuple(name for name in RULES[axis] if mesh.shape[name] > 1)
+        while wanted and size % math.prod(mesh.shape[name] for name in wanted):
+            wanted = wanted[:-1]
+        entries.append(wanted if size else ())
     used = [name for entry in entries for name in entry]
     if len(set(used)) < len(used):
         raise ValueError(f"logical axes {tuple(axes)} put one mesh axis on two dimensions: {used}")
     return PartitionSpec(*(entry or None for entry in entries))
 
 
-def shardings(axes: PyTree, abstract: PyTree, mesh: Mesh) -> PyTree:
+def shardings(axes: PyTree, abstract: PyTree, mesh: Mesh, *, whole: bool = False) -> PyTree:
     """A NamedSharding for every leaf of `abstract`, from the logical axes beside it.
 
+    whole: weights are not cut along the model's width, for sampling: each step would gather them.
     Source: ours: shapes first, shardings second, arrays last.
     """
-    return jax.tree.map(
-        lambda leaf, names: NamedSharding(mesh, spec_of(names, leaf.shape, mesh)), abstract, axes
-    )
+
+    def place(leaf: Any, axes: tuple[str | None, ...]) -> NamedSharding:
+        if whole:
+            axes = tuple(None if axis in _WIDTHS else axis for axis in axes)
+        return NamedSharding(mesh, spec_of(axes, leaf.shape, mesh))
+
+    return jax.tree.map(place, abstract, axes)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -110,60 +180,60 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def on_host(tree: PyTree) -> PyTree:
+    """The arrays in the memory of the hosts of their devices, laid out as before; those given are
+    deleted. Source: ours."""
+    return _in_memory(tree, "pinned_host")
+
+
+def on_device(tree: PyTree) -> PyTree:
+    """The arrays in the memory of their devices, laid out as before; those given are deleted.
+
+    Source: ours.
+    """
+    return _in_memory(tree, "device")
+
+
+def _in_memory(tree: PyTree, kind: str) -> PyTree:
+    def move(x: jax.Array) -> jax.Array:
+        if x.sharding.memory_kind == kind:
+            return x
+        # Not donated to the copy: that is not implemented between memories.
+        moved = jax.device_put(x, x.sharding.with_memory_kind(kind))
+        x.delete()
+        return moved
+
+    return jax.tree.map(move, tree)
+
+
+def mesh_in_context() -> AbstractMesh | None:
+    """The mesh in context; None without one, or with one of a single device. Source: ours."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty or mesh.size == 1 else mesh
+
+
+def names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Mesh axes of one entry of a PartitionSpec, which holds a single one as a bare string.
+
+    Source: JAX's PartitionSpec.
+    """
+    return (entry,) if isinstance(entry, str) else entry or ()
+
+
+def for_host(tree: PyTree) -> PyTree:
+    """Inside a jitted function: the same arrays on every device, so that every host can read them.
+
+    Source: ours.
+    """
+    return jax.tree.map(lambda x: constrain(x, *(None,) * x.ndim), tree)
+
+
 def constrain(x: Array, *axes: str | None) -> Array:
     """Inside a jitted function: where x goes by its logical axes. Nothing without a mesh.
 
     Source: ours: only this room names mesh axes.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
+    mesh = mesh_in_context()
+    if mesh is None:
         return x
     return jax.lax.with_sharding_constraint(x, spec_of(axes, x.shape, mesh))
-
-
-def over_experts(
-    mix: Callable[[Array, Array, Array, dict[str, PyTree]], Array],
-    x: Float[Array, "N D"],
-    experts: Int[Array, "N k"],
-    gates: Float[Array, "N k"],
-    weights: dict[str, PyTree],
-    axes: dict[str, tuple[str | None, ...]],
-    *,
-    num_experts: int,
-) -> Float[Array, "N D"]:
-    """mix(x, experts, gates, weights), each device doing its own experts for its own rows.
-
-    weights: arrays, or several arrays that share the weight's axes; a size of 1 is on every device.
-    axes: logical axes of the weights, the experts first. Each device sees the tokens of its row
-    shard, numbers experts from its own first one, and the partial results are summed. mix must
-    take a number out of range as nobody's.
-    Source: GShard (2006.16668), section 3, without capacity: tokens stay, results are summed.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
-        return mix(x, experts, gates, weights)
-    specs = {
-        name: jax.tree.map(lambda part, name=name: spec_of(axes[name], part.shape, mesh), w)
-        for name, w in weights.items()
-    }
-    all_specs = jax.tree.leaves(specs)
-    rows = spec_of(("rows", None), x.shape, mesh)
-    summed = sorted({name for spec in all_specs for entry in spec for name in _names(entry)})
-    shards = math.prod(mesh.shape[name] for name in _names(all_specs[0][0]))
-
-    def local(x: Array, experts: Array, gates: Array, weights: dict[str, PyTree]) -> Array:
-        count = num_experts // shards
-        first = jax.lax.axis_index("expert") * count if shards > 1 else 0
-        mine = experts - first
-        mine = jnp.where((mine >= 0) & (mine < count), mine, count)
-        y = mix(x, mine, gates, weights)
-        return jax.lax.psum(y, summed) if summed else y
-
-    return jax.shard_map(
-        local, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=rows, check_vma=False
-    )(x, experts, gates, weights)
-
-
-def _names(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Mesh axes of one entry of a PartitionSpec, which holds a single one as a bare string."""
-    return (entry,) if isinstance(entry, str) else entry or ()

@@ -37,9 +37,10 @@ def fold(
             return x
         if x.shape[0] % micro_rows:
             raise ValueError(f"{x.shape[0]} rows are no multiple of micro_rows = {micro_rows}")
-        # Each micro-batch is spread over all devices that share out rows.
-        rest = (None,) * (x.ndim - 1)
-        return constrain(x.reshape(-1, micro_rows, *x.shape[1:]), None, "rows", *rest)
+        # Each micro-batch is spread over all devices that share out rows, and their tokens.
+        rest = (None,) * (x.ndim - 2)
+        cut = x.reshape(-1, micro_rows, *x.shape[1:])
+        return constrain(cut, None, "rows", "context", *rest)
 
     cut_batch = jax.tree.map(cut, batch)
 

@@ -10,6 +10,7 @@ from s3ac_jax.core import segments
 from s3ac_jax.core.types import Packed, PyTree
 from s3ac_jax.models.network import Network
 from s3ac_jax.models.token_logp import before, token_logp
+from s3ac_jax.parallel.layout import flatten, unflatten
 from s3ac_jax.train import micro
 
 
@@ -25,11 +26,11 @@ def read_logp(
     """
     model = actor.bind(params)
     hidden, _ = model(packed.tokens, packed.positions, packed.segment_ids, routing=packed.routing)
-    flat = before(hidden).reshape(-1, hidden.shape[-1])
-    logp, entropy = token_logp(
-        flat, model.head(), packed.tokens.reshape(-1), temperature=temperature
+    read = token_logp(
+        flatten(before(hidden)), model.head(), flatten(packed.tokens), temperature=temperature
     )
-    return logp.reshape(packed.tokens.shape), entropy.reshape(packed.tokens.shape)
+    logp, entropy = (unflatten(x, packed.tokens.shape) for x in read)
+    return logp, entropy
 
 
 def read_values(critic: Network, params: PyTree, packed: Packed) -> Float[Array, "B T"]:

@@ -136,8 +136,8 @@ def gradients(spec, params, tokens, positions, mask):
         model = CausalLM.from_params(spec, params)
         hidden, _ = model.decoder(tokens, positions, mask)
         flat = before(hidden).reshape(-1, hidden.shape[-1])
-        # Chunks of 7: the path that large batches take.
-        logp, _ = token_logp(flat, model.decoder.head(), tokens.reshape(-1), chunk_tokens=7)
+        # By blocks of the vocabulary: the path that large batches take.
+        logp, _ = token_logp(flat, model.decoder.head(), tokens.reshape(-1), block_numbers=1)
         return -jnp.sum(jnp.where(read, logp.reshape(tokens.shape)[:, 1:], 0.0)) / read.sum()
 
     return jax.jit(jax.value_and_grad(nll))(params)

@@ -89,8 +89,8 @@ def next_logp(params, tokens, positions, segment_ids):
     model = NETWORK.bind(params)
     hidden, _ = model(tokens, positions, segment_ids)
     flat = hidden[:, :-1].reshape(-1, hidden.shape[-1])
-    # Chunks of 7: the path that large batches take.
-    logp, _ = token_logp(flat, model.head(), tokens[:, 1:].reshape(-1), chunk_tokens=7)
+    # By blocks of the vocabulary: the path that large batches take.
+    logp, _ = token_logp(flat, model.head(), tokens[:, 1:].reshape(-1), block_numbers=1)
     return logp.reshape(tokens.shape[0], -1)
 
 

@@ -15,16 +15,21 @@ from s3ac_jax.core.types import ActorBatch
 from s3ac_jax.data.packing import pack
 from s3ac_jax.models.moe import mix
 from s3ac_jax.models.network import actor_network
-from s3ac_jax.models.spec import MoeSpec
-from s3ac_jax.parallel.mesh import MeshSpec, make_mesh, over_experts, shardings, spec_of
+from s3ac_jax.models.spec import LinearAttentionSpec, MoeSpec
+from s3ac_jax.parallel.experts import over_experts
+from s3ac_jax.parallel.mesh import MeshSpec, make_mesh, shardings, spec_of
 from s3ac_jax.rollout.backend import make_sampling
 from s3ac_jax.train import steps
-from s3ac_jax.train.build import abstract_learner, build, fresh_learner
+from s3ac_jax.train.build import build
 from s3ac_jax.train.gather import pack_batches
 from s3ac_jax.train.learner import make_learner, params_of
+from s3ac_jax.train.programs import abstract_learner, fresh_learner
 from tests.helpers import gradient_recorder, make_scored, random_params, run_config, tiny_spec
 
-MESHES = (MeshSpec(data=2, tensor=2), MeshSpec(data=2, fsdp=2))
+MESHES = (
+    MeshSpec(data=2, tensor=2), MeshSpec(data=2, fsdp=2), MeshSpec(data=2, context=2),
+    MeshSpec(tensor=2, context=2),
+)  # fmt: skip
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -163,7 +168,7 @@ def same_weights_and_gradients(one_device, four_devices):
 def keys_and_values_are_spread_by_rows_and_heads(four_devices):
     # After two rollouts: a compiled step gives them back where it found them.
     parts = four_devices["parts"]
-    mesh, cache = parts.config.mesh, parts.rollout._state.cache.kv
+    mesh, cache = parts.config.decode_mesh, parts.rollout._state.cache.kv
     for leaf in jax.tree.leaves(cache):
         rows, heads, *rest = leaf.shape
         share = (rows // mesh.row_shards, heads // mesh.tensor, *rest)
@@ -172,12 +177,12 @@ def keys_and_values_are_spread_by_rows_and_heads(four_devices):
 
 def weights_are_spread_and_moments_lie_beside_them(four_devices):
     parts = four_devices["parts"]
-    tensor = parts.config.mesh.tensor > 1
+    mesh = parts.config.mesh
     places = four_devices["places"]["critic"]
     shape = {name: leaf.shape for name, leaf in named_leaves(parts.critic.network.abstract).items()}
     gate = places["trainable/backbone/layers/mlp/gate"]
     layers, width, mlp = shape["backbone/layers/mlp/gate"]
-    share = (layers, width, mlp // 2) if tensor else (layers, width // 2, mlp)
+    share = (layers, width // mesh.fsdp, mlp // mesh.tensor)
     assert gate.shard_shape((layers, width, mlp)) == share
     moments = [key for key in places if key.startswith("opt_state") and key.endswith("mlp/gate")]
     assert moments
@@ -231,9 +236,9 @@ def experts_batch():
     )  # fmt: skip
 
 
-def experts_step(spec):
+def experts_step(spec, model=WITH_EXPERTS):
     """(metrics, gradients) of an actor step on this mesh, and the weights before it."""
-    mesh, network = make_mesh(spec), actor_network(WITH_EXPERTS)
+    mesh, network = make_mesh(spec), actor_network(model)
     step = steps.make_actor_step(
         network, run_config().recipe.surrogate, TX, clip=1e9, temperature=1.0, micro_rows=4
     )
@@ -262,13 +267,39 @@ def test_experts_on_several_devices_give_what_one_gives():
             wanted = named_leaves(want)[name]
             atol = 1e-5 * np.abs(wanted).max()
             np.testing.assert_allclose(leaf, wanted, rtol=1e-5, atol=atol, err_msg=f"{name} {mesh}")
-        # Each device holds its experts and, of those, its part of the width; and no router's part.
+        # Each device holds its experts and, of those, its part of the width; of all else a share.
         moe, layers, width = params["layers"]["moe"], 2, WITH_EXPERTS.hidden_size
         held = (layers, 2, width, 6 // mesh.tensor)
         assert {shard.data.shape for shard in moe["gate"].addressable_shards} == {held}
         held = (layers, 2, 6 // mesh.tensor, width)
         assert {shard.data.shape for shard in moe["down"].addressable_shards} == {held}
-        assert moe["router"].sharding.shard_shape(moe["router"].shape) == (layers, width, 4)
+        assert moe["router"].sharding.shard_shape(moe["router"].shape) == (layers, width // 2, 4)
+
+
+# Both mixers, and experts that are worked off in windows.
+HYBRID = tiny_spec(
+    num_layers=2, full_attention=(1,), qkv_bias=False, gated_attention=True, qk_norm=True,
+    linear_attention=LinearAttentionSpec(
+        key_heads=2, value_heads=4, key_dim=4, value_dim=5, conv_width=3, chunk=4
+    ),
+    moe=MoeSpec(num_experts=4, per_token=2, width=6, shared_width=8, matmul="blocked"),
+)  # fmt: skip
+HYBRID_MESHES = (
+    MeshSpec(context=4), MeshSpec(tensor=2, context=2), MeshSpec(expert=2, context=2),
+    MeshSpec(fsdp=2, expert=2), MeshSpec(expert=4),
+)  # fmt: skip
+
+
+def test_a_hybrid_model_on_several_devices_gives_what_one_gives():
+    want_report, want, _ = experts_step(MeshSpec(), HYBRID)
+    assert want_report["grad_norm"] > 0.1
+    for mesh in HYBRID_MESHES:
+        report, grads, _ = experts_step(mesh, HYBRID)
+        assert report == pytest.approx(want_report, rel=1e-5, abs=1e-6)
+        for name, leaf in named_leaves(grads).items():
+            wanted = named_leaves(want)[name]
+            atol = 1e-5 * np.abs(wanted).max()
+            np.testing.assert_allclose(leaf, wanted, rtol=1e-5, atol=atol, err_msg=f"{name} {mesh}")
 
 
 def test_experts_that_devices_can_and_cannot_share_out():
@@ -291,7 +322,7 @@ def test_experts_that_devices_can_and_cannot_share_out():
         def both(x, gates, weights):
             def out(x, gates, weights):
                 return over_experts(
-                    lambda *arrays: mix(*arrays, "blocked"), x, chosen, gates, weights, axes,
+                    functools.partial(mix, matmul="blocked"), x, chosen, gates, weights, axes,
                     num_experts=num_experts,
                 )  # fmt: skip
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from s3ac_jax.models.attention import attend, packed_mask, rope
+from s3ac_jax.models.attention import attend, rope
 
 
 def attend_oracle(q, k, v, mask):
@@ -68,13 +68,6 @@ def test_scores_are_float32_under_bfloat16():
     out = attend(q, k, v, jnp.ones((1, 1, 2), bool))
     gap = 64 * (0.416015625 - 0.4140625) / math.sqrt(2)
     np.testing.assert_allclose(np.float32(out[0, 0, 0, 0]), 1 / (1 + math.exp(-gap)), atol=3e-3)
-
-
-def test_packed_mask_oracle():
-    ids = np.array([[1, 1, 2, 2, 2, 0, 0], [0, 0, 1, 1, 3, 3, 3]])
-    mask = packed_mask(jnp.asarray(ids))
-    for b, i, j in np.ndindex(2, 7, 7):
-        assert mask[b, i, j] == (j <= i and ids[b, i] == ids[b, j])
 
 
 @pytest.mark.parametrize("theta", [10000.0, 50.0])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from s3ac_jax.models import delta
 from s3ac_jax.models.delta import (
     LinearAttention,
     LinearState,
@@ -97,6 +98,29 @@ def test_chunks_of_any_size_are_the_loop(chunk):
     np.testing.assert_allclose(state, want_state, **CLOSE)
     assert np.isfinite(out).all()
     assert out.dtype == state.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("at_once", [4, 8])
+def test_long_rows_are_prepared_in_parts(monkeypatch, at_once):
+    """21 tokens in chunks of 4, one or two of them at a time: the state goes from part to part."""
+    case, run = make_case(5), runs(IDS)
+
+    def both():
+        def loss(*case):
+            out, state = chunked(*case, run, 4)
+            return jnp.sum(jnp.sin(out)) + jnp.sum(state**2), (out, state)
+
+        return jax.jit(jax.grad(loss, argnums=range(5), has_aux=True))(*case)
+
+    want_grads, (_, want_state) = both()
+    monkeypatch.setattr(delta, "_AT_ONCE", at_once)
+    grads, (out, state) = both()
+    oracle, last = delta_loop(*case, IDS)
+    np.testing.assert_allclose(np.where(IDS[:, None, :, None] > 0, out, 0), oracle, **CLOSE)
+    np.testing.assert_allclose(state, last, **CLOSE)
+    np.testing.assert_allclose(state, want_state, **CLOSE)
+    for a, b in zip(grads, want_grads, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_a_decay_of_80_nats_a_token():

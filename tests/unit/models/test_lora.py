@@ -17,9 +17,9 @@ from s3ac_jax.models.network import actor_network, critic_network
 from s3ac_jax.models.spec import LinearAttentionSpec, LoraSpec, MoeSpec
 from s3ac_jax.models.token_logp import before, token_logp
 from s3ac_jax.parallel.mesh import make_mesh
-from s3ac_jax.train.build import abstract_learner, fresh_learner, make_actor, make_critic
 from s3ac_jax.train.convert import Wanted, run
 from s3ac_jax.train.learner import params_of
+from s3ac_jax.train.programs import abstract_learner, fresh_learner, make_actor, make_critic
 from s3ac_jax.train.steps import make_actor_step
 from tests.helpers import random_params, run_config, tiny_spec
 from tests.unit.train.small import TEMPERATURE, copy

@@ -139,16 +139,20 @@ def mix_loop(x, chosen, gates, weights, upstream):
     return out, dx, dgates, dw
 
 
-@functools.partial(jax.jit, static_argnums=4)
-def mixed(x, chosen, gates, weights, matmul, upstream):
+@functools.partial(jax.jit, static_argnums=(4, 6))
+def mixed(x, chosen, gates, weights, matmul, upstream, shards):
     out, pullback = jax.vjp(
-        lambda *args: mix(args[0], chosen, *args[1:], matmul), x, gates, weights
+        lambda *args: mix(args[0], chosen, *args[1:], matmul, shards=shards), x, gates, weights
     )
     return out, *pullback(upstream)
 
 
-@pytest.mark.parametrize("matmul", ["blocked", "ragged", "dense"])
-def test_mix_is_the_loop(matmul):
+# In windows of a third: full, half full, empty, and one that is filled up.
+@pytest.mark.parametrize(
+    ("matmul", "shards"),
+    [("blocked", 1), ("ragged", 1), ("megablox", 1), ("dense", 1), ("blocked", 3), ("ragged", 3)],
+)
+def test_mix_is_the_loop(matmul, shards):
     experts, width = MOE.num_experts, MOE.width
     x, upstream, gates, gate, up, down = draw(
         3, (TOKENS, 4), (TOKENS, 4), (TOKENS, 2), (experts, 4, width), (experts, 4, width),
@@ -163,7 +167,7 @@ def test_mix_is_the_loop(matmul):
         "nobody's": np.where(rng.random((TOKENS, 2)) < 0.5, rng.choice([-1, 5, 77]), everywhere),
     }
     for kind, chosen in batches.items():
-        got = mixed(x, chosen, gates, weights, matmul, upstream)
+        got = mixed(x, chosen, gates, weights, matmul, upstream, shards)
         want = mix_loop(x, chosen, gates, weights, upstream)
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5, err_msg=kind)

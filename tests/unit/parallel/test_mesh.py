@@ -21,7 +21,7 @@ def mesh():
 @pytest.mark.parametrize(
     ("axes", "shape", "want"),
     [
-        (("rows", None), (4, 3), (("data", "fsdp"), None)),
+        (("rows", None), (4, 3), ("fsdp", None)),
         (("vocab", "embed"), (6, 4), ("tensor", "fsdp")),
         (("layers", "embed", "heads", "head_dim"), (2, 4, 4, 2), (None, "fsdp", "tensor", None)),
         (("layers", "mlp", "embed"), (2, 4, 6), (None, "tensor", "fsdp")),
@@ -41,6 +41,14 @@ def test_spec_of(mesh, axes, shape, want):
     local = array.addressable_shards[0].data.shape
     parts = [1 if w is None else 2 for w in want]
     assert local == tuple(n // p for n, p in zip(shape, parts, strict=True))
+
+
+def test_an_axis_takes_as_many_mesh_axes_as_divide_it():
+    mesh = make_mesh(MeshSpec(data=2, expert=2))
+    for rows, want in ((4, ("data", "expert")), (6, "data"), (3, None)):
+        assert spec_of(("rows", "context"), (rows, 8), mesh) == PartitionSpec(want, None)
+    assert spec_of(("experts", "expert_embed"), (4, 4), mesh) == PartitionSpec("expert", None)
+    assert spec_of(("embed", "heads"), (4, 4), mesh) == PartitionSpec("expert", None)
 
 
 def test_unknown_axis(mesh):
@@ -63,7 +71,8 @@ def test_every_weight_of_the_networks_has_a_place(mesh):
     network = critic_network(tiny_spec(tie_embeddings=False))
     places = parallel.shardings(network.axes, network.abstract, mesh)
     found = {name: place.spec for name, place in named_leaves(places).items()}
-    assert found["value_head"] == PartitionSpec("fsdp")
+    # Vectors are whole everywhere.
+    assert found["value_head"] == found["backbone/final_norm"] == PartitionSpec(None)
     assert found["backbone/layers/attn/k"] == PartitionSpec(None, "fsdp", "tensor", None)
     assert found["backbone/embed"] == PartitionSpec(None, "fsdp")  # 17 characters do not divide
     assert len(found) == len(named_leaves(network.abstract))
@@ -72,6 +81,10 @@ def test_every_weight_of_the_networks_has_a_place(mesh):
 def test_mesh_spec():
     spec = MeshSpec(data=3, fsdp=2, tensor=5)
     assert (spec.num_devices, spec.row_shards) == (30, 6)
+    # Devices that hold other experts have other rows; those along a row have the same.
+    spec = MeshSpec(data=3, fsdp=2, tensor=5, expert=7, context=11)
+    assert (spec.num_devices, spec.row_shards) == (2310, 42)
+    assert spec.for_decoding() == MeshSpec(data=66, tensor=5, expert=7)
     with pytest.raises(ValueError, match=r"mesh.fsdp must be at least 1, got 0"):
         MeshSpec(fsdp=0)
 
