@@ -7,6 +7,7 @@ from typing import Literal
 from s3ac_jax.config.checks import at_least, positive
 from s3ac_jax.models.int8 import WeightsDtype
 from s3ac_jax.models.spec import KVDtype
+from s3ac_jax.parallel.mesh import MeshSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +18,12 @@ class RolloutConfig:
     per call. prefill_chunk: tokens of a prompt read at a time, 0 for all. kv_dtype: of keys and
     values in the slots, "auto" is the model's. weights: "int8" samples from rounded weights.
     scan_layers: keep the layers' weights stacked: compiles faster, samples slower; int8 weights
-    always are.
+    always are. mesh: how the devices share out the work while they sample, as many as train; None
+    for what `MeshSpec.for_decoding` makes of the training's.
+
+    apart: the devices of `mesh` are others than the training's, those behind them. ahead: ticks
+    that sampling may run ahead of the training, 0 or 1; with 1 the weights that sample are a tick
+    old.
 
     backend: "local" in the trainer's process; "remote" by rollout servers over gRPC; "vllm" and
     "sglang" by theirs over HTTP. addresses: of the servers, comma-separated. token_file: with the
@@ -37,6 +43,9 @@ class RolloutConfig:
     kv_dtype: KVDtype = "auto"
     weights: WeightsDtype = "model"
     scan_layers: bool = False
+    mesh: MeshSpec | None = None
+    apart: bool = False
+    ahead: int = 0
     backend: Literal["local", "remote", "vllm", "sglang"] = "local"
     addresses: str = ""
     token_file: str = ""
@@ -56,7 +65,19 @@ class RolloutConfig:
                  insert_batch=1, prefill_chunk=0, max_in_flight=1)  # fmt: skip
         # A greedy sampler has no log-probs to learn from.
         positive("rollout", self, "temperature", "server_patience_s")
+        if self.ahead not in (0, 1):
+            raise ValueError(f"rollout.ahead must be 0 or 1, got {self.ahead}")
+        if self.apart and (self.mesh is None or self.backend != "local"):
+            raise ValueError(
+                "rollout.apart is for rollout.backend=local, and needs rollout.mesh: how many "
+                "devices sample beside those of mesh"
+            )
         if self.backend == "local":
+            if self.ahead and not self.apart:
+                raise ValueError(
+                    "rollout.ahead=1 needs devices or servers of its own to sample on: set "
+                    "rollout.apart and rollout.mesh, or rollout.backend=remote"
+                )
             if self.servers:
                 raise ValueError(
                     f"rollout.addresses ({self.addresses}) are for rollout.backend=remote, vllm or "

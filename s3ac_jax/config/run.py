@@ -7,12 +7,15 @@ from typing import Literal
 from s3ac_jax.algos.recipe import Recipe
 from s3ac_jax.algos.selection import Accepting
 from s3ac_jax.config.checks import at_least, positive
+from s3ac_jax.config.devices import check_meshes
 from s3ac_jax.config.evaluation import TrainingEvaluationConfig
 from s3ac_jax.config.rollout import RolloutConfig
 from s3ac_jax.config.tasks import TaskConfig
 from s3ac_jax.data.packing import worst_case_rows
 from s3ac_jax.models.spec import DecoderSpec
 from s3ac_jax.parallel.mesh import MeshSpec
+
+Offload = Literal["none", "optimizer", "idle"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +132,9 @@ class ValuePretrainingConfig:
 class TrainConfig:
     """The online loop. batch_prompts: per tick. minibatches: optimiser batches per tick.
 
-    pack_tokens: length of a packed row. micro_rows: rows per forward and backward pass.
+    pack_tokens: length of a packed row. micro_rows: rows per forward and backward pass. offload:
+    what lies in the host's memory in between: the optimisers' states, or ("idle") also the weights
+    of the role that is not updated.
     Source: S3AC (2610.35518): 128 prompts, 8 optimiser steps per rollout batch at full size.
     """
 
@@ -138,6 +143,7 @@ class TrainConfig:
     pack_tokens: int
     micro_rows: int
     minibatches: int = 1
+    offload: Offload = "none"
 
     def __post_init__(self):
         at_least("train", self, num_ticks=1, batch_prompts=1, pack_tokens=1, micro_rows=1,
@@ -237,6 +243,11 @@ class RunConfig:
         return not self.start.hf and not self.sft.embedded
 
     @property
+    def decode_mesh(self) -> MeshSpec:
+        """How the devices share out sampling. Source: ours."""
+        return self.rollout.mesh or self.mesh.for_decoding()
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest prompt plus response. Source: ours."""
         return self.task.max_prompt_tokens + self.rollout.max_response_tokens
@@ -288,11 +299,7 @@ class RunConfig:
                 f"{type(self.recipe.select).__name__} compares log-probs over ticks, whose routing "
                 "is not kept: recipe.replay_routing must be False with it"
             )
-        experts = 1 if self.model.moe is None else self.model.moe.num_experts
-        if experts % self.mesh.expert:
-            raise ValueError(
-                f"mesh.expert ({self.mesh.expert}) must divide the experts of the model ({experts})"
-            )
+        check_meshes(self)
         self._check_start()
         self._check_suites()
         if self.model.vocab_size < self.task.min_vocab_size:
@@ -319,11 +326,6 @@ class RunConfig:
                 f"train.minibatches or recipe.updates ({self.minibatches}) must divide the "
                 f"{self.batch_responses} responses of a tick (train.batch_prompts x "
                 "recipe.responses_per_prompt)"
-            )
-        if self.train.micro_rows % self.mesh.row_shards:
-            raise ValueError(
-                f"train.micro_rows ({self.train.micro_rows}) must be a multiple of mesh.data x "
-                f"mesh.fsdp ({self.mesh.row_shards})"
             )
         for section, name in (("scheduler", "candidates"), ("train", "batch_prompts")):
             value, there = getattr(getattr(self, section), name), self.task.num_train

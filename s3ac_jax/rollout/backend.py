@@ -129,6 +129,13 @@ class RolloutBackend(Protocol):
         """
         ...
 
+    def rest(self) -> None:
+        """Gives up what it holds on the trainer's devices, until the next `update_weights`.
+
+        Source: ours: an update needs the room of keys, values and weights to sample from.
+        """
+        ...
+
     def abort(self) -> None:
         """From another thread: ends responses in progress as they are, marked `aborted`.
 

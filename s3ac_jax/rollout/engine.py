@@ -16,10 +16,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Int16, Key
 
 from s3ac_jax.core.types import PyTree
-from s3ac_jax.models.cache import Cache, empty_cache, insert
+from s3ac_jax.models.cache import Cache, empty_cache, hold_cache, insert
 from s3ac_jax.models.int8 import WeightsDtype, check_available
 from s3ac_jax.models.network import Network, is_unstacked
 from s3ac_jax.models.spec import KVDtype
+from s3ac_jax.parallel.mesh import constrain, for_host
 from s3ac_jax.rollout.backend import MAX_STOP_IDS, Sampling
 
 # Numbers of noise made before a dispatch's first token rather than at each: a third of a step of
@@ -162,11 +163,11 @@ class Engine:
             self.network.spec, self.slots, self.cache_tokens, self.kv_dtype,
             per_layer=is_unstacked(params),
         )  # fmt: skip
-        return DecodeState(
+        return _held(DecodeState(
             cache=cache, token=zeros, position=zeros, made=zeros, active=zeros > 0,
             keys=jax.vmap(jax.random.key)(seeds),
             sampling=Sampling(seeds, floats, zeros, floats, zeros, stops),
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def load_params(self, params: PyTree) -> PyTree:
         """The weights as the other methods take them: cast; then rounded, or layer by layer.
@@ -210,7 +211,8 @@ class Engine:
 
         carry = (jnp.int32(0), cache, routing)
         _, cache, routing = turn(carry) if turns == 1 else jax.lax.while_loop(more, turn, carry)
-        return Prefix(cache, tokens, lengths, None if routing is None else routing[:, :width])
+        routing = None if routing is None else for_host(routing[:, :width])
+        return Prefix(hold_cache(cache), tokens, lengths, routing)
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
     def insert(
@@ -232,7 +234,7 @@ class Engine:
             return old.at[slots].set(new, mode="drop")
 
         last = prefix.lengths[rows] - 1
-        return DecodeState(
+        return _held(DecodeState(
             cache=insert(state.cache, prefix.cache, rows, slots),
             token=put(state.token, prefix.tokens[rows, last]),
             position=put(state.position, last),
@@ -240,12 +242,12 @@ class Engine:
             active=put(state.active, True),
             keys=put(state.keys, jax.vmap(jax.random.key)(sampling.seed)),
             sampling=Sampling(*map(put, state.sampling, sampling)),
-        )
+        ))  # fmt: skip
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     def release(self, state: DecodeState, slots: Bool[Array, "B"]) -> DecodeState:
         """Ends the responses in these slots. Source: ours; JetStream's later free_resource."""
-        return state._replace(active=state.active & ~slots)
+        return _held(state._replace(active=state.active & ~slots))
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
     def generate(self, params: PyTree, state: DecodeState) -> tuple[DecodeState, Block]:
@@ -291,4 +293,11 @@ class Engine:
 
         _, state, block = jax.lax.while_loop(more, step, (0, state, block))
         by_slot = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1) if x.ndim > 1 else x, block)
-        return state, by_slot
+        return _held(state), for_host(by_slot)
+
+
+def _held(state: DecodeState) -> DecodeState:
+    """The slots where they always lie, so that no later call is compiled anew."""
+    rest = state._replace(cache=Cache(None, None))
+    rest = jax.tree.map(lambda x: constrain(x, "rows", *(None,) * (x.ndim - 1)), rest)
+    return rest._replace(cache=hold_cache(state.cache))

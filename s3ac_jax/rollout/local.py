@@ -1,12 +1,18 @@
 """Rollouts in the trainer's own process: a single-threaded, deterministic batching loop."""
 
+import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from s3ac_jax.core.types import Prompt, PyTree, Rollout
+from s3ac_jax.models.network import Network
+from s3ac_jax.parallel.hosts import keep_pace
+from s3ac_jax.parallel.mesh import shardings
 from s3ac_jax.rollout.assemble import Assembly, tally
 from s3ac_jax.rollout.backend import RolloutError, Sampling, digest_of, hex_digest
 from s3ac_jax.rollout.engine import Block, Engine
@@ -20,12 +26,15 @@ class LocalRollout:
     max_response_tokens: limits of one request. Admission is longest prompt first, so that the
     long responses do not all start last. On several hosts every one of them makes the same calls
     in the same order: what is decided here follows from the requests and the blocks alone.
+    mesh: where responses are made, None for the mesh in context; weights are brought there from
+    wherever they lie. apart: its devices are others than those.
     Source: ours, on JetStream's engine interface; the protocol is that of `rollout/backend.py`.
     """
 
     def __init__(
-        self, engine: Engine, *, insert_batch: int, max_prompt_tokens: int, max_response_tokens: int
-    ):
+        self, engine: Engine, *, insert_batch: int, max_prompt_tokens: int,
+        max_response_tokens: int, mesh: Mesh | None = None, apart: bool = False,
+    ):  # fmt: skip
         if engine.cache_tokens < max_prompt_tokens + max_response_tokens:
             raise ValueError(
                 f"the engine's cache holds {engine.cache_tokens} tokens a slot; prompt "
@@ -33,6 +42,8 @@ class LocalRollout:
             )
         self.engine = engine
         self.insert_batch = insert_batch
+        self.mesh = mesh
+        self._moved = None if mesh is None else mover(engine.network, mesh, apart=apart)
         self.max_prompt_tokens = max_prompt_tokens
         self.max_response_tokens = max_response_tokens
         self.version = -1
@@ -50,10 +61,15 @@ class LocalRollout:
 
         What needs no change is shared, not copied. Source: ours.
         """
-        params = self.engine.network.in_compute_dtype(params)
-        # Now, for the trainer may donate the weights later; but nobody waits for it.
-        self._digest = digest_of(params)
-        self._params, self.version = self.engine.load_params(params), version
+        cast = self._moved or self.engine.network.in_compute_dtype
+        params = cast(params)
+        with self._on_mesh():
+            # Now, for the trainer may donate the weights later; but nobody waits for it.
+            self._digest = digest_of(params)
+            self._params, self.version = self.engine.load_params(params), version
+
+    def _on_mesh(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)
 
     def generate(self, prompt: Prompt, sampling: Sampling, *, keep_routing: bool = True) -> Rollout:
         """One response for each of the B prompts, in their order.
@@ -71,7 +87,8 @@ class LocalRollout:
                 raise RolloutError("no weights: call update_weights(params, version) first")
             check_request(prompt, sampling, self.max_prompt_tokens, self.max_response_tokens)
             self._cut = False
-            return self._generate(prompt, sampling, keep_routing)
+            with self._on_mesh():
+                return self._generate(prompt, sampling, keep_routing)
 
     def _generate(self, prompt: Prompt, sampling: Sampling, keep_routing: bool) -> Rollout:
         if self._state is None:
@@ -95,6 +112,11 @@ class LocalRollout:
         for name, count in tally(rollout).items():
             self._counts[name] += count
         return rollout
+
+    def rest(self) -> None:
+        """Gives up slots and weights, until the next `update_weights`. Source: ours."""
+        with self._busy:
+            self._params = self._state = None
 
     def abort(self) -> None:
         """From another thread: a call in progress returns at its next look. Source: ours."""
@@ -156,14 +178,26 @@ class LocalRollout:
                 read = np.arange(prompt.tokens.shape[1]) < prompt.num_tokens[taken, None] - 1
                 found = np.asarray(prefix.routing)[row]
                 made.routing[taken, : read.shape[1]] = np.where(read[..., None, None], found, -1)
-            self._state = self.engine.insert(
+            self._state = keep_pace(self.engine.insert(
                 prefix,
                 self._state,
                 np.pad(row, (0, spare)).astype(np.int32),
                 np.pad(slots, (0, spare), constant_values=self.engine.slots).astype(np.int32),
                 Sampling(*(np.asarray(field)[padded] for field in sampling)),
-            )
+            ))  # fmt: skip
         return waiting
+
+
+def mover(network: Network, mesh: Mesh, *, apart: bool = False) -> Callable[[PyTree], PyTree]:
+    """params -> as a forward pass reads them, on another mesh of the same devices, or of others.
+
+    Source: ours: cast first, so that half the bytes travel; on the same devices it is one program,
+    on however many hosts.
+    """
+    places = shardings(network.axes, network.abstract, mesh, whole=True)
+    if apart:
+        return lambda params: jax.device_put(network.in_compute_dtype(params), places)
+    return jax.jit(network.in_compute_dtype, out_shardings=places)
 
 
 def _take(made: Assembly, owner: np.ndarray, block: Block) -> None:

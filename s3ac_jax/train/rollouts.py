@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
+from jax.sharding import Mesh
 
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core.types import PyTree
@@ -13,6 +14,7 @@ from s3ac_jax.io.hf_weights import read_origin, save_params
 from s3ac_jax.io.orbax_weights import save_orbax
 from s3ac_jax.models.lora import merge_lora
 from s3ac_jax.models.network import Network
+from s3ac_jax.parallel.mesh import make_mesh, regrid
 from s3ac_jax.rollout.backend import RolloutBackend
 from s3ac_jax.rollout.engine import Engine
 from s3ac_jax.rollout.local import LocalRollout
@@ -39,8 +41,10 @@ def make_engine(config: RunConfig, network: Network, stop_ids: tuple[int, ...]) 
     )
 
 
-def make_rollout(config: RunConfig, network: Network, stop_ids: tuple[int, ...]) -> RolloutBackend:
-    """What the config asks for; servers are not called yet.
+def make_rollout(
+    config: RunConfig, network: Network, stop_ids: tuple[int, ...], mesh: Mesh
+) -> RolloutBackend:
+    """What the config asks for; servers are not called yet. mesh: of the training.
 
     Raises ValueError on a token that can't be read, a missing package, or what a server can't do.
     Source: ours.
@@ -52,7 +56,10 @@ def make_rollout(config: RunConfig, network: Network, stop_ids: tuple[int, ...])
     }
     if rollout.backend == "local":
         engine = make_engine(config, network, stop_ids)
-        return LocalRollout(engine, insert_batch=rollout.insert_batch, **limits)
+        return LocalRollout(
+            engine, insert_batch=rollout.insert_batch, mesh=_mesh(config, mesh),
+            apart=rollout.apart, **limits,
+        )  # fmt: skip
     if jax.process_count() > 1:
         raise ValueError(
             f"rollout.backend={rollout.backend} works with one trainer process, here: "
@@ -101,6 +108,25 @@ def make_rollout(config: RunConfig, network: Network, stop_ids: tuple[int, ...])
         rollout.servers, rollout.backend, vocab_size=config.model.vocab_size,
         export=_Sets(rollout.weights_folder, _exporter(config)), **common,
     )  # fmt: skip
+
+
+def _mesh(config: RunConfig, mesh: Mesh) -> Mesh | None:
+    """Where responses are made, None for the training's own mesh."""
+    spec = config.decode_mesh
+    if not config.rollout.apart:
+        return None if spec == config.mesh else regrid(mesh, spec)
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"rollout.apart works with one process, here: {jax.process_count()}; sample on servers "
+            "instead (rollout.backend=remote)"
+        )
+    others = [device for device in jax.devices() if device not in set(mesh.devices.flat)]
+    if len(others) < spec.num_devices:
+        raise ValueError(
+            f"rollout.mesh needs {spec.num_devices} devices beside the {mesh.size} of mesh, here "
+            f"are {len(others)}"
+        )
+    return make_mesh(spec, others)
 
 
 def _exporter(config: RunConfig) -> Callable[[PyTree, Path], None]:

@@ -1,6 +1,6 @@
 """One tick, read top to bottom: gather, score, prepare, critic, actor."""
 
-import time
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,14 +9,19 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from s3ac_jax.core import metrics
-from s3ac_jax.core.types import PyTree, Rollout, RunState, Scored
+from s3ac_jax.core.types import Packed, PyTree, Rollout, RunState, Scored
+from s3ac_jax.parallel.hosts import keep_pace, to_host
 from s3ac_jax.rollout.backend import RolloutError, make_sampling
 from s3ac_jax.train import keys
-from s3ac_jax.train.build import Parts, Role, Split
+from s3ac_jax.train.build import Parts
 from s3ac_jax.train.gather import Gathered, gather, pack_batches
+from s3ac_jax.train.grading import graded
 from s3ac_jax.train.health import check_finite
 from s3ac_jax.train.learner import params_of
+from s3ac_jax.train.offload import Parking
 from s3ac_jax.train.phases import PhaseTimes
+from s3ac_jax.train.programs import Role
+from s3ac_jax.train.tasks import Split
 
 
 def run_tick(
@@ -28,43 +33,77 @@ def run_tick(
     of the critic that selects prompts, the state's own when None.
     Source: S3AC (2610.35518), order of one step; ours: the tick as a function.
     """
-    config, recipe, tick = parts.config, parts.config.recipe, int(state.tick)
-    times, start = PhaseTimes(), time.perf_counter()
-    select_key, sample_key, shuffle_key = jax.random.split(jax.random.fold_in(run_key, tick), 3)
-    actor_params = params_of(state.actor)
-    critic_params = None if state.critic is None else params_of(state.critic)
+    times, parking = PhaseTimes(), Parking(parts.config.train.offload)
+    critic = None if state.critic is None else parking.readable(state.critic)
+    state = dataclasses.replace(state, actor=parking.readable(state.actor), critic=critic)
+    batch = gather_for_tick(parts, state, run_key, judge, times)
+    parts.rollout.rest()
+    return learn_from(parts, state, batch, run_key, times)
 
-    values = _selection_values(parts, critic_params if judge is None else judge, select_key)
-    batch = gather(parts, state, actor_params, values, (select_key, sample_key), times)
+
+def gather_for_tick(
+    parts: Parts, state: RunState, run_key: PRNGKeyArray, judge: PyTree, times: PhaseTimes
+) -> Gathered:
+    """The rollout batch of the state's tick, by its own weights. judge: as for `run_tick`.
+
+    Source: S3AC (2610.35518), DAPS.
+    """
+    if judge is None and state.critic is not None:
+        judge = params_of(state.critic)
+    policy = params_of(state.actor)
+    parts.rollout.update_weights(policy, int(state.tick))
+    return gather_batch(parts, state, run_key, judge, times, policy)
+
+
+def gather_batch(
+    parts: Parts, state: RunState, run_key: PRNGKeyArray, judge: PyTree, times: PhaseTimes,
+    policy: PyTree = None,
+) -> Gathered:  # fmt: skip
+    """The rollout batch of the state's tick, by the weights that the rollout engine has.
+
+    judge: weights of the critic that selects prompts. policy: the policy's, for a selection that
+    asks how far it has moved. The state's learners are not looked at.
+    Source: S3AC (2610.35518), DAPS.
+    """
+    select_key, sample_key, _ = _keys(run_key, int(state.tick))
+    values = _selection_values(parts, judge, select_key)
+    return gather(parts, state, policy, values, (select_key, sample_key), times)
+
+
+def learn_from(
+    parts: Parts, state: RunState, batch: Gathered, run_key: PRNGKeyArray, times: PhaseTimes
+) -> tuple[RunState, dict[str, Any], dict[str, float]]:
+    """What `run_tick` returns, for a batch that is there. The state is donated.
+
+    Source: S3AC (2610.35518), order of one step.
+    """
+    config, recipe, tick = parts.config, parts.config.recipe, int(state.tick)
+    parking = Parking(config.train.offload)
     with times.phase("score"):
-        order = np.asarray(jax.random.permutation(shuffle_key, config.batch_responses))
-        # Dropped groups and failed gradings leave rows empty; the shape must not follow.
-        order = order[order < len(batch.trained.valid)]
-        order = order[batch.trained.valid[order]]
-        packed = pack_batches(
-            parts, batch.trained, order, config.minibatches, most=config.batch_responses
-        )
-        # An optimiser would still move on a batch without any token, by its momentum.
-        filled = [
-            n for n, part in enumerate(np.array_split(order, config.minibatches)) if len(part)
-        ]
+        packed, filled = _packed(parts, batch, _keys(run_key, tick)[2])
         # The first critic step reads V itself, of the batch that it learns from.
         early = filled[0] if filled and recipe.first_step_reads else None
+        actor_params = params_of(state.actor)
+        critic_params = None if state.critic is None else params_of(state.critic)
         scores = [
-            parts.score_actor(actor_params, None, part)
-            if number == early
-            else parts.score(actor_params, critic_params, part)
+            keep_pace(
+                parts.score_actor(actor_params, None, part)
+                if number == early
+                else parts.score(actor_params, critic_params, part)
+            )
             for number, part in enumerate(packed)
         ]
         jax.block_until_ready(scores)
-    critic, critic_report = state.critic, {}
-    if early is not None:
+    actor, critic, critic_report = state.actor, state.critic, {}
+    if critic is not None:
         with times.phase("critic"):
-            first = parts.first_targets(packed[early])
-            critic, critic_report, values_old = _learn(
-                parts.critic, parts.critic_step, critic, [first], tick
-            )
-            scores[early] = scores[early][0], values_old
+            actor, critic = parking.asleep(actor), parking.awake(critic)
+            if early is not None:
+                first = parts.first_targets(packed[early])
+                critic, critic_report, values_old = _learn(
+                    parts.critic, parts.critic_step, critic, [first], tick
+                )
+                scores[early] = scores[early][0], values_old
     with times.phase("prepare"):
         actor_batches, critic_batches, band, report = parts.prepare(
             packed, scores, _padded(config.batch_responses, batch.trained.success),
@@ -79,19 +118,43 @@ def run_tick(
             critic_report = metrics.merge(critic_report, new)
     warming = recipe.critic is not None and tick < recipe.critic.warmup_ticks
     with times.phase("actor"):
+        critic, actor = critic and parking.asleep(critic), parking.awake(actor)
         todo = [] if warming else [actor_batches[n] for n in filled]
-        actor, actor_report, _ = _learn(parts.actor, parts.actor_step, state.actor, todo, tick)
+        actor, actor_report, _ = _learn(parts.actor, parts.actor_step, actor, todo, tick)
+        actor = parking.readable(actor)
 
     after = RunState(actor, critic, batch.stats, batch.cursor, band, np.int32(tick + 1))
     report |= {_named("critic", name): value for name, value in critic_report.items()}
     report |= {_named("actor", name): value for name, value in actor_report.items()}
-    seconds = time.perf_counter() - start
+    seconds = times.since_start()
     rollout = batch.made.rollout
     made = int(rollout.num_tokens.sum() + rollout.prompt.num_tokens.sum())
     host = outcome_metrics(parts.train, batch.made) | selection_metrics(parts, batch)
     host |= routing_metrics(rollout)
+    host["staleness"] = staleness(batch.trained.rollout, tick)
     host |= times.seconds | {"time/tick": seconds, "tokens_per_second": made / seconds}
     return after, report, host
+
+
+def _keys(run_key: PRNGKeyArray, tick: int) -> tuple[PRNGKeyArray, PRNGKeyArray, PRNGKeyArray]:
+    """Of selection, of sampling and of the order in which responses are trained on."""
+    select, sample, shuffle = jax.random.split(jax.random.fold_in(run_key, tick), 3)
+    return select, sample, shuffle
+
+
+def _packed(parts: Parts, batch: Gathered, key: PRNGKeyArray) -> tuple[list[Packed], list[int]]:
+    """The optimiser batches in shuffled order, and the numbers of those that hold anything."""
+    config = parts.config
+    order = np.asarray(jax.random.permutation(key, config.batch_responses))
+    # Dropped groups and failed gradings leave rows empty; the shape must not follow.
+    order = order[order < len(batch.trained.valid)]
+    order = order[batch.trained.valid[order]]
+    packed = pack_batches(
+        parts, batch.trained, order, config.minibatches, most=config.batch_responses
+    )
+    # An optimiser would still move on a batch without any token, by its momentum.
+    filled = [n for n, part in enumerate(np.array_split(order, config.minibatches)) if len(part)]
+    return packed, filled
 
 
 def _learn(
@@ -102,7 +165,7 @@ def _learn(
     read = None
     for batch in batches:
         learner, new, *read = step(learner, batch)
-        report = metrics.merge(report, new)
+        report = keep_pace(metrics.merge(report, new))
     jax.block_until_ready(learner)
     if batches:
         check_finite(
@@ -120,7 +183,7 @@ def _selection_values(
     noise = parts.config.scheduler.value_noise
 
     def values(rows: np.ndarray) -> jax.Array:
-        read = parts.prompt_values(judge, tokens[rows], num_tokens[rows])
+        read = to_host(parts.prompt_values(judge, tokens[rows], num_tokens[rows]))
         if noise:
             # One number per prompt and tick, whatever the round or the order.
             drawn = jax.random.normal(jax.random.fold_in(key, 2**31), (len(num_tokens),))
@@ -191,6 +254,12 @@ def selection_metrics(parts: Parts, batch: Gathered) -> dict[str, float]:
     return result
 
 
+def staleness(rollout: Rollout, tick: int) -> float:
+    """How many ticks old the weights are that made these tokens, on average. Source: ours."""
+    made = rollout.version >= 0
+    return float((tick - rollout.version[made]).mean()) if made.any() else 0.0
+
+
 def routing_metrics(rollout: Rollout) -> dict[str, float]:
     """routing_unrecorded: share of the tokens read whose experts weren't recorded in every layer.
 
@@ -230,7 +299,7 @@ def respond(
         raise RolloutError(
             f"{int(rollout.aborted.sum())} of {len(index)} responses were aborted outside training"
         )
-    return split.verifier.grade(rollout)
+    return graded("respond", split.verifier, rollout)
 
 
 def evaluate(

@@ -165,6 +165,9 @@ class OpenAIRollout:
         named = answer.version or ""
         return int(named) if named.isdecimal() else 0
 
+    def rest(self) -> None:
+        """Nothing: what servers hold is not on the trainer's devices. Source: ours."""
+
     def abort(self) -> None:
         """From another thread: a call in progress returns with what there is. Source: ours."""
         self._fleet.abort()

@@ -220,6 +220,9 @@ class RemoteRollout:
             among, place = np.nonzero(np.arange(made.routing.shape[1]) < whole[:, None])
             made.routing[rows[among], place] = responses.routing
 
+    def rest(self) -> None:
+        """Nothing: what servers hold is not on the trainer's devices. Source: ours."""
+
     def abort(self) -> None:
         """From another thread: a call in progress returns with what there is. Source: ours."""
         self._fleet.abort()

@@ -238,7 +238,8 @@ def test_addresses_are_separated_by_commas():
          "scheduler.candidates (8192) must not exceed task.num_train (4096)"),
         ("scheduler.candidates", 8, "scheduler.candidates (8) x scheduler.max_rounds (8) can't "
          "fill train.batch_prompts (256); raise one of the two"),
-        ("mesh.fsdp", 3, "train.micro_rows (8) must be a multiple of mesh.data x mesh.fsdp (3)"),
+        ("mesh.fsdp", 3, "train.micro_rows (8) must be a multiple of mesh.data x mesh.fsdp x "
+         "mesh.expert (3)"),
         ("model.num_kv_heads", 3,
          "model.num_heads (4) must be a multiple of model.num_kv_heads (3)"),
         ("model.vocab_size", 16,

@@ -64,7 +64,9 @@ def test_an_unknown_override_is_a_usage_error(tmp_path):
 
 def test_a_config_that_cannot_run(tmp_path):
     done = launch(tmp_path, TINY, "--workdir=x", "--config.mesh.data=3")
-    assert told(done, 1) == ("train.micro_rows (8) must be a multiple of mesh.data x mesh.fsdp (3)")
+    assert told(done, 1) == (
+        "train.micro_rows (8) must be a multiple of mesh.data x mesh.fsdp x mesh.expert (3)"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
