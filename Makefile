@@ -70,9 +70,9 @@ endef
 	@echo "installing s3ac-jax[$(EXTRAS)] into .venv (about 1 minute)"
 	$(environment)
 
-.venv-test/$(STAMP): INSTALL = $(CONSTRAIN) -c requirements-dev.txt -e ".[$(EXTRAS),dev]"
+.venv-test/$(STAMP): INSTALL = $(CONSTRAIN) -c requirements-dev.txt -e ".[$(EXTRAS),plan,dev]"
 .venv-test/$(STAMP): pyproject.toml requirements-dev.txt $(CONSTRAINTS) | python
-	@echo "installing s3ac-jax[$(EXTRAS),dev] into .venv-test (about 1 minute)"
+	@echo "installing s3ac-jax[$(EXTRAS),plan,dev] into .venv-test (about 1 minute)"
 	$(environment)
 
 python:

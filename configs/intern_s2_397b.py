@@ -1,0 +1,131 @@
+"""S3AC on Intern-S2-397B, a mixture of experts of 397 B weights, 17 B of them at work.
+
+What: 1024 responses of up to 30,720 tokens a tick, 8 optimiser steps on them; the trainer sends
+each token to the experts that the sampler chose. s3ac_group: 8 responses to each of 128 prompts;
+s3ac_single: 1024 prompts.
+Source: S3AC (2610.35518): 128 prompts, groups of 8, rates, clips; Intern-S2 report (2608.13505) for
+the model; lengths, slots and mesh are ours.
+Expected: the paper gains 2.2 points on 5 benchmarks over GRPO-X. Nobody has run this config here;
+that it fits its machine is what XLA's compiler says, docs/plans/intern_s2_397b_*.txt.
+Machine: TPU v5p:8x8x8, 512 chips.
+Command, on every host (docs/hosts.md), with folder and questions where the config has them:
+
+  python launch/train.py --config=configs/intern_s2_397b.py:s3ac_group --distributed \\
+    --workdir=SHARED
+
+Plan: python launch/plan.py --config=configs/intern_s2_397b.py --topology=v5p:8x8x8
+Presets: every recipe of docs/recipes.md; s3ac_group is the default, groups are of 8.
+"""
+
+import dataclasses
+
+from ml_collections import config_dict
+
+from s3ac_jax.algos.averaging import ConstantLength
+from s3ac_jax.algos.recipe import RECIPES
+from s3ac_jax.config.boundary import ConfigError, to_config_dict
+from s3ac_jax.config.rollout import RolloutConfig
+from s3ac_jax.config.run import (
+    CadenceConfig,
+    CriticConfig,
+    OptimizerConfig,
+    ReferenceConfig,
+    RunConfig,
+    SchedulerConfig,
+    StartConfig,
+    TrainConfig,
+    ValuePretrainingConfig,
+)
+from s3ac_jax.config.sources import FileSource
+from s3ac_jax.config.tasks import Questions
+from s3ac_jax.models.spec import DecoderSpec, LinearAttentionSpec, MoeSpec
+from s3ac_jax.parallel.mesh import MeshSpec
+
+ACTOR_LR = 1e-6
+PRESETS = ("s3ac_group", "s3ac_single")
+# Per tick, however many belong to one prompt.
+RESPONSES = 128 * 8
+MAX_PROMPT_TOKENS, MAX_RESPONSE_TOKENS = 2048, 30720
+
+
+def get_config(arg: str = "s3ac_group") -> config_dict.ConfigDict:
+    if arg not in RECIPES:
+        raise ConfigError(
+            f"configs/intern_s2_397b.py has no preset {arg!r}; known: {', '.join(RECIPES)}"
+        )
+    recipe = RECIPES[arg]
+    if isinstance(recipe.average, ConstantLength):
+        average = dataclasses.replace(recipe.average, length=MAX_RESPONSE_TOKENS)
+        recipe = dataclasses.replace(recipe, average=average)
+    if recipe.responses_per_prompt > 1:
+        recipe = dataclasses.replace(recipe, responses_per_prompt=8)
+    batch_prompts = RESPONSES // recipe.responses_per_prompt
+    run = RunConfig(
+        name="intern_s2_397b",
+        seed=0,
+        task=Questions(
+            max_prompt_tokens=MAX_PROMPT_TOKENS,
+            train={"math": FileSource("data/math_train.jsonl")},
+            held_out={"imo": FileSource("imo_answerbench_v2")},
+            instruction="Please reason step by step, and put your final answer within \\boxed{}.",
+            thinking=True,
+            graders=8,
+        ),
+        start=StartConfig(hf="models/Intern-S2-397B"),
+        model=DecoderSpec(
+            vocab_size=251392,
+            hidden_size=4096,
+            num_layers=60,
+            num_heads=32,
+            num_kv_heads=2,
+            head_dim=256,
+            intermediate_size=1024,
+            rope_theta=1e7,
+            rope_fraction=0.25,
+            tie_embeddings=False,
+            qkv_bias=False,
+            qk_norm=True,
+            gated_attention=True,
+            zero_centred_norms=True,
+            moe=MoeSpec(num_experts=512, per_token=10, width=1024, shared_width=1024),
+            linear_attention=LinearAttentionSpec(
+                key_heads=16, value_heads=64, key_dim=128, value_dim=128
+            ),
+            # Every fourth layer attends in full.
+            full_attention=tuple(range(3, 60, 4)),
+            dtype="bfloat16",
+            remat=True,
+        ),
+        recipe=recipe,
+        rollout=RolloutConfig(
+            slots=1024,
+            max_response_tokens=MAX_RESPONSE_TOKENS,
+            steps_per_dispatch=64,
+            insert_batch=128,
+            temperature=1.0,
+            scan_layers=True,
+        ),
+        reference=ReferenceConfig(),
+        value_pretraining=ValuePretrainingConfig(
+            early_prompts=0,
+            middle_prompts=0,
+            late_prompts=8192,
+            batch_responses=RESPONSES // 8,
+            lr=5 * ACTOR_LR,
+            warmup_steps=10,
+            diagnose_steps=0,
+        ),
+        actor=OptimizerConfig(ACTOR_LR, clip=1.0, weight_decay=0.1),
+        critic=CriticConfig(5 * ACTOR_LR, clip=10.0, weight_decay=0.1),
+        train=TrainConfig(
+            num_ticks=200,
+            batch_prompts=batch_prompts,
+            pack_tokens=MAX_PROMPT_TOKENS + MAX_RESPONSE_TOKENS,
+            micro_rows=128,
+            minibatches=8,
+        ),
+        scheduler=SchedulerConfig(candidates=512),
+        cadence=CadenceConfig(evaluate_every=20, save_every=5),
+        mesh=MeshSpec(fsdp=16, tensor=2, expert=8, context=2),
+    )
+    return to_config_dict(run, recipe=arg)
