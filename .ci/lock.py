@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 
 OLDEST, NEWEST = sys.executable, sys.argv[1]
-EVERYTHING = ".[train,report,hf,serve,int8,grade,data]"
+EVERYTHING = ".[train,report,hf,serve,int8,grade,data,plan]"
 # The tools alone: with the package their pins would fix jax, and they serve every jax.
 TOOLS = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]["dev"]
 

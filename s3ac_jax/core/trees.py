@@ -81,12 +81,11 @@ def first_nonfinite(tree: PyTree) -> str | None:
 
     Source: ours: the name is what a person needs to find the fault.
     """
-    checks = {
-        name: jnp.all(jnp.isfinite(leaf))
-        for name, leaf in named_leaves(tree).items()
-        if _inexact(leaf)
-    }
-    return next((name for name, fine in jax.device_get(checks).items() if not fine), None)
+    leaves = {name: leaf for name, leaf in named_leaves(tree).items() if _inexact(leaf)}
+    # One program: of many small ones with collectives, several hosts on CPU may wait forever.
+    checks = jax.jit(lambda x: jax.tree.map(lambda leaf: jnp.all(jnp.isfinite(leaf)), x))(leaves)
+    fine = jax.device_get(checks)
+    return next((name for name in leaves if not fine[name]), None)
 
 
 def _mix(x: UInt[Array, "..."]) -> UInt[Array, "..."]:

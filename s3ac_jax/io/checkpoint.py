@@ -25,10 +25,19 @@ import orbax.checkpoint as ocp
 from s3ac_jax.core.errors import RunError
 from s3ac_jax.core.trees import path_name
 from s3ac_jax.core.types import PyTree
-from s3ac_jax.io.damage import damaged_file, first_line, is_disk_full, write_file_table
+from s3ac_jax.io import checksums
+from s3ac_jax.io.damage import (
+    committed_steps,
+    damaged_file,
+    first_line,
+    is_committed,
+    is_disk_full,
+    write_file_table,
+)
+from s3ac_jax.parallel import hosts
 
-_COMMITTED = "commit_success.txt"  # orbax writes it last, before the rename that commits a step
 _TEMPORARY = ".orbax-checkpoint-tmp"
+_CHANNEL = "checkpoints"
 _OTHER_CONFIG = "use another --workdir or the config it was made with"
 
 
@@ -60,17 +69,14 @@ class Checkpoints:
 
         Source: ours: orbax also lists a bare folder with a number for a name.
         """
-        if not self._folder.is_dir():
-            return []
-        found = (p for p in self._folder.iterdir() if p.name.isdigit() and p.is_dir())
-        return sorted(int(p.name) for p in found if (p / _COMMITTED).exists())
+        return committed_steps(self._folder)
 
     def latest(self) -> int | None:
-        """The newest step that was written to the end, or None.
+        """The newest step that was written to the end, or None; what process 0 sees.
 
         Source: ours: a half-written checkpoint is never chosen.
         """
-        return max(self.steps(), default=None)
+        return hosts.from_first(_CHANNEL, lambda: max(self.steps(), default=None))
 
     def save(self, step: int, state: PyTree, note: dict[str, Any]) -> None:
         """Writes `state` (arrays at the leaves) and `note` (JSON); returns once both are on disk.
@@ -82,7 +88,7 @@ class Checkpoints:
         Source: ours: one record with checksums beside the arrays.
         """
         target = self._folder / str(step)
-        if step in self.steps():
+        if hosts.from_first(_CHANNEL, lambda: step in self.steps()):
             raise CheckpointError(f"{target} exists already; a step is saved once")
         arrays = _named(state)
         record = _record(arrays, note)
@@ -99,8 +105,7 @@ class Checkpoints:
                     force=True,
                 )
                 self._open().wait_until_finished()
-            if jax.process_index() == 0:
-                write_file_table(target)
+            write_file_table(target)
         except Exception as error:
             self._forget_manager()
             raise CheckpointError(self._why_not_saved(target, error)) from error
@@ -180,8 +185,9 @@ class Checkpoints:
             array = arrays.get(name)
             if array is None:
                 array = arrays[name] = np.zeros(leaf.shape, leaf.dtype)
-            crc = _crc(array)
-            if crc is not None and table[name]["crc32"] not in (None, crc):
+            crc = checksums.crc(array)
+            known = checksums.same_parts(array, table[name].get("parts", {}))
+            if not known or (crc is not None and table[name]["crc32"] not in (None, crc)):
                 raise self._damaged(step, f"{name} has changed since it was written")
         return arrays
 
@@ -215,16 +221,23 @@ class Checkpoints:
 
     def _remove_unfinished(self) -> None:
         # Orbax would count a bare numbered folder as a checkpoint and delete a good one for it.
-        if jax.process_index() or not self._folder.is_dir():
-            return
-        for path in self._folder.iterdir():
-            bare = path.name.isdigit() and not (path / _COMMITTED).exists()
-            if path.is_dir() and (bare or _TEMPORARY in path.name):
-                shutil.rmtree(path)
-                self._forget_manager()
+        def remove() -> bool:
+            if not self._folder.is_dir():
+                return False
+            removed = False
+            for path in self._folder.iterdir():
+                bare = path.name.isdigit() and not is_committed(path)
+                if path.is_dir() and (bare or _TEMPORARY in path.name):
+                    shutil.rmtree(path)
+                    removed = True
+            return removed
+
+        # On all hosts: they make a manager together.
+        if hosts.from_first(_CHANNEL, remove):
+            self._forget_manager()
 
     def _why_not_saved(self, target: pathlib.Path, error: BaseException) -> str:
-        newest = self.latest()
+        newest = max(self.steps(), default=None)
         resume = "nothing was saved before" if newest is None else f"step {newest} is intact"
         if is_disk_full(error):
             return (
@@ -290,10 +303,12 @@ def _named(tree: PyTree) -> dict[str, Any]:
 
 
 def _record(arrays: dict[str, Any], note: dict[str, Any]) -> dict[str, Any]:
-    table = {
-        name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype), "crc32": _crc(leaf)}
+    table: dict[str, dict[str, Any]] = {
+        name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype), "crc32": checksums.crc(leaf)}
         for name, leaf in arrays.items()
     }
+    for name, parts in checksums.parts(arrays).items():
+        table[name]["parts"] = parts
     try:
         note = json.loads(json.dumps(note))
     except (TypeError, ValueError) as error:
@@ -303,15 +318,6 @@ def _record(arrays: dict[str, Any], note: dict[str, Any]) -> dict[str, Any]:
 
 def _json_crc(value: Any) -> int:
     return zlib.crc32(json.dumps(value, sort_keys=True).encode())
-
-
-def _crc(array: Any) -> int | None:
-    """CRC-32 of the values in row-major order; None if other hosts hold some of them."""
-    if isinstance(array, jax.Array) and not (
-        array.is_fully_addressable or array.is_fully_replicated
-    ):
-        return None
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def _describe(shape: Any, dtype: Any) -> str:

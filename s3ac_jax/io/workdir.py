@@ -6,13 +6,16 @@ import json
 import os
 import pathlib
 import platform
+import secrets
 import subprocess
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 import jax
 
 from s3ac_jax.core.errors import RunError
+from s3ac_jax.parallel import hosts
 
 _PACKAGES = (
     "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy",
@@ -20,6 +23,9 @@ _PACKAGES = (
     "tokenizers", "grain", "math-verify", "sympy",
 )  # fmt: skip
 _ABSENT = "absent"
+_CHANNEL = "workdir"
+# A network file system may show another host's file a little later.
+_SHOWN_WITHIN_SECONDS = 30.0
 
 
 class WorkdirError(RunError):
@@ -32,12 +38,34 @@ class WorkdirError(RunError):
 class Workdir:
     """The folder `path` of one run; made if absent, and locked until `close` or exit.
 
-    Raises WorkdirError if the path is a file, can't be written, or another run holds it.
+    In a run of several processes it is a folder that all of them see. Process 0 alone writes and
+    reads here and tells the others, so all of them have to make the same calls.
+
+    Raises WorkdirError if the path is a file, can't be written, another run holds it, or it is
+    not the same folder on all hosts.
     Source: ours: two runs in one folder would overwrite each other's checkpoints.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = pathlib.Path(path)
+        self._lock: IO[str] | None = None
+        if hosts.count() == 1:
+            self._take()
+            return
+        token = hosts.from_first(_CHANNEL, self._take_and_sign)
+        _wait_for(self.path / ".lock", token)
+
+    def _take_and_sign(self) -> str:
+        self._take()
+        token = secrets.token_hex(8)
+        if self._lock is not None:
+            self._lock.truncate(0)
+            self._lock.write(token)
+            self._lock.flush()
+            os.fsync(self._lock.fileno())
+        return token
+
+    def _take(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("a")
@@ -73,6 +101,15 @@ class Workdir:
         Raises WorkdirError naming the first difference, or if config.json can't be read.
         Source: ours: a resumed run must be the same run.
         """
+        hosts.from_first(_CHANNEL, lambda: self._claim(config, free, complete, anew))
+
+    def _claim(
+        self,
+        config: dict[str, Any],
+        free: set[str],
+        complete: Callable[[dict[str, Any]], dict[str, Any]],
+        anew: bool,
+    ) -> None:
         path = self.path / "config.json"
         left = sorted([*self.path.glob("stage_*.json"), *self.path.glob("checkpoints")])
         there = path.exists()
@@ -87,8 +124,8 @@ class Workdir:
             self._write("versions.json", versions())
             self._write("config.json", config)
             return
-        old = _flatten(json.loads(json.dumps(complete(self._read("config.json")))), "")
-        new = _flatten(json.loads(json.dumps(config)), "")
+        old = flatten(json.loads(json.dumps(complete(self._read("config.json")))))
+        new = flatten(json.loads(json.dumps(config)))
         differing = [
             name
             for name in sorted(old.keys() | new.keys())
@@ -108,7 +145,7 @@ class Workdir:
 
         Source: ours: a resumed run skips what is done.
         """
-        return (self.path / f"stage_{name}.json").exists()
+        return hosts.from_first(_CHANNEL, (self.path / f"stage_{name}.json").exists)
 
     def mark_stage(self, name: str, facts: dict[str, Any]) -> None:
         """Records that stage `name` is done, with what it found (JSON).
@@ -116,7 +153,7 @@ class Workdir:
         Raises WorkdirError if the marker can't be written.
         Source: ours: tmp, fsync, rename: whole or absent.
         """
-        self._write(f"stage_{name}.json", facts)
+        hosts.from_first(_CHANNEL, lambda: self._write(f"stage_{name}.json", facts))
 
     def stage_facts(self, name: str, *needed: str) -> dict[str, Any]:
         """What `mark_stage` recorded for stage `name`; `needed`: keys that must be there.
@@ -124,9 +161,12 @@ class Workdir:
         Raises WorkdirError if the stage isn't done or its marker can't be used.
         Source: ours: stages hand facts on through the folder, so that resume sees the same.
         """
-        if not self.stage_done(name):
-            raise WorkdirError(f"stage {name} isn't done in {self.path}")
+        return hosts.from_first(_CHANNEL, lambda: self._facts(name, needed))
+
+    def _facts(self, name: str, needed: tuple[str, ...]) -> dict[str, Any]:
         path = self.path / f"stage_{name}.json"
+        if not path.exists():
+            raise WorkdirError(f"stage {name} isn't done in {self.path}")
         try:
             facts = self._read(path.name)
             missing = next((key for key in needed if key not in facts), None)
@@ -143,7 +183,8 @@ class Workdir:
 
         Source: ours: several runs in one process, as in tests and studies.
         """
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.path / name
@@ -171,6 +212,22 @@ class Workdir:
             os.close(folder)
         except OSError as error:
             raise WorkdirError(f"can't write {self.path / name}: {error.strerror}") from error
+
+
+def _wait_for(path: pathlib.Path, token: str) -> None:
+    """Waits until the file says `token`; WorkdirError when it does not."""
+    end = time.monotonic() + _SHOWN_WITHIN_SECONDS
+    while time.monotonic() < end:
+        try:
+            if path.read_text() == token:
+                return
+        except OSError:
+            pass  # not there yet
+        time.sleep(0.1)
+    raise WorkdirError(
+        f"--workdir {path.parent} of process {hosts.index()} is not the folder that process 0 "
+        "writes to; give all hosts a folder that they share, NFS or a mounted bucket"
+    )
 
 
 def versions() -> dict[str, Any]:
@@ -212,12 +269,13 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _flatten(node: Any, prefix: str) -> dict[str, Any]:
+def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as one, by dotted name. Source: ours: how people name a field of a config."""
     if not isinstance(node, dict) or not node:
         return {prefix.rstrip("."): node}
     flat: dict[str, Any] = {}
     for key, value in node.items():
-        flat |= _flatten(value, f"{prefix}{key}.")
+        flat |= flatten(value, f"{prefix}{key}.")
     return flat
 
 

@@ -69,20 +69,60 @@ class Progress(Protocol):
 
 
 def make_progress(
-    stages: list[str], file: TextIO | None = None, *, unit: str = "ticks"
+    stages: list[str], file: TextIO | None = None, *, unit: str = "ticks", shown: bool = True
 ) -> Progress:
     """The live view if `file` (default: stdout) is a terminal, plain lines otherwise.
 
-    stages: names in the order in which they will run. unit: what is counted in them.
+    stages: names in the order in which they will run. unit: what is counted in them. shown: False
+    for a process that says nothing, because another one does.
 
     Source: ours: a log file must hold no escape codes.
     """
+    if not shown:
+        return NoProgress()
     file = sys.stdout if file is None else file
     console = Console(file=file)
     # Not console.is_terminal: FORCE_COLOR, which CI services set, makes that true for pipes.
     if file.isatty() and not console.is_dumb_terminal:
         return LiveProgress(stages, console)
     return PlainProgress(stages, file, unit)
+
+
+class NoProgress:
+    """Says nothing.
+
+    Source: ours: of several processes one speaks.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        pass
+
+    def stage(self, name: str, total: int) -> None:
+        """See `Progress.stage`.
+
+        Source: ours: see `Progress`.
+        """
+
+    def update(self, done: int, metrics: dict[str, float]) -> None:
+        """See `Progress.update`.
+
+        Source: ours: see `Progress`.
+        """
+
+    def note(self, text: str) -> None:
+        """See `Progress.note`.
+
+        Source: ours: see `Progress`.
+        """
+
+    def finish(self, summary: RenderableType) -> None:
+        """See `Progress.finish`.
+
+        Source: ours: see `Progress`.
+        """
 
 
 class _Standing:

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import pathlib
-from typing import Any
+from typing import Any, TextIO
 
 from tensorboardX import FileWriter
 
@@ -30,16 +30,20 @@ class MetricLog:
 
     Every stage is a TensorBoard run of its own (`tb/<stage>`), so that equal names share a chart
     and a rewind of one stage leaves the others alone. A last line torn by a kill is cut off.
+    writes: False for a process that is not to touch the files, for another one writes them.
 
     Raises OSError if the folder can't be written.
     Source: ours: a text file that any tool reads, flushed every tick.
     """
 
-    def __init__(self, workdir_path: str | os.PathLike[str]):
+    def __init__(self, workdir_path: str | os.PathLike[str], *, writes: bool = True):
         folder = pathlib.Path(workdir_path)
         self.path = folder / "metrics.jsonl"
         self._tensorboard = folder / "tb"
         self._writers: dict[str, FileWriter] = {}
+        self._file: TextIO | None = None
+        if not writes:
+            return
         if self.path.exists():
             whole = self.path.read_bytes().rpartition(b"\n")
             os.truncate(self.path, len(whole[0]) + len(whole[1]))
@@ -52,6 +56,8 @@ class MetricLog:
 
         Source: ours: strict JSON has no NaN, and a null still shows that the key was measured.
         """
+        if self._file is None:
+            return
         values = {name: float(value) for name, value in metrics.items()}
         line = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._file.write(json.dumps({"stage": stage, "tick": tick, **line}) + "\n")
@@ -65,6 +71,8 @@ class MetricLog:
 
         Source: ours: kill and resume must leave the log of an uninterrupted run.
         """
+        if self._file is None:
+            return
         kept = [r for r in read(self.path) if r["stage"] != stage or r["tick"] < tick]
         self._file.close()
         temporary = self.path.with_name(self.path.name + ".tmp")
@@ -86,7 +94,8 @@ class MetricLog:
 
         Source: ours: tensorboardX buffers for up to 10 s.
         """
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()

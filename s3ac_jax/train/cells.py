@@ -17,6 +17,7 @@ from s3ac_jax.config.boundary import FREE_KEYS, completed, to_dict
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.config.study import Arm
 from s3ac_jax.core.types import PyTree
+from s3ac_jax.io.damage import damaged_file
 from s3ac_jax.io.weights import WeightsError, load_weights
 from s3ac_jax.io.workdir import Workdir, WorkdirError
 from s3ac_jax.report import log as metric_log
@@ -27,7 +28,7 @@ from s3ac_jax.train.build import Parts
 from s3ac_jax.train.interrupt import StopRequest
 from s3ac_jax.train.learner import params_of
 from s3ac_jax.train.online import fresh_state, judge_params
-from s3ac_jax.train.run import Run, claim
+from s3ac_jax.train.run import PRETRAINED_CRITIC, Run, claim
 from s3ac_jax.train.tick import evaluate, respond, run_tick
 
 
@@ -99,7 +100,7 @@ def warm_up(parts: Parts, policies: dict[str, PyTree]) -> None:
     key, base, critic = jax.random.key(2**32 - 1), policies["late"], None
     if parts.config.recipe.critic is not None:
         learner = value_pretraining.fresh_critic(parts, parts.critic, base)
-        critic = jax.tree.map(np.asarray, params_of(learner))
+        critic = params_of(learner)
     state = fresh_state(parts, base, critic)
     judge = judge_params(parts, critic)
     for _ in range(2):
@@ -169,6 +170,10 @@ def _share(
                     copy = cell.path / path.relative_to(folder)
                     copy.parent.mkdir(exist_ok=True)
                     shutil.copyfile(path, copy)
+            if (critic := folder / PRETRAINED_CRITIC).exists():
+                if fault := damaged_file(critic / "0"):
+                    raise _damaged(critic, folder, f" ({fault})")
+                shutil.copytree(critic, cell.path / PRETRAINED_CRITIC, dirs_exist_ok=True)
             cell.mark_stage(stage, shared.stage_facts(stage))
         finally:
             shared.close()
@@ -178,9 +183,13 @@ def _check_readable(path: Path, folder: Path) -> None:
     try:
         np.load(path) if path.suffix == ".npy" else load_weights(path)
     except (OSError, ValueError, WeightsError) as error:
-        raise WorkdirError(
-            f"{path} can't be read; delete {folder} and the same command makes it again"
-        ) from error
+        raise _damaged(path, folder) from error
+
+
+def _damaged(path: Path, folder: Path, how: str = "") -> WorkdirError:
+    return WorkdirError(
+        f"{path} can't be read{how}; delete {folder} and the same command makes it again"
+    )
 
 
 def tidy_rows(study: Path, arms: Iterable[Arm]) -> list[dict[str, Any]]:

@@ -9,9 +9,11 @@ from jaxtyping import PRNGKeyArray
 
 from s3ac_jax.core.types import DataCursor, Packed, PromptStats, PyTree, Rollout, RunState, Scored
 from s3ac_jax.data.packing import pack
+from s3ac_jax.parallel.hosts import to_host
 from s3ac_jax.rollout.backend import Sampling, make_sampling
 from s3ac_jax.scheduler.select import Draw
 from s3ac_jax.train.build import Parts
+from s3ac_jax.train.grading import graded
 from s3ac_jax.train.phases import PhaseTimes
 
 
@@ -43,7 +45,9 @@ def gather(
 ) -> Gathered:
     """Rounds of select, rollout and reward, until enough groups are kept or rounds are used up.
 
-    values(index) -> V(s_0) for the selection. keys: of selection and of sampling.
+    By the weights that the rollout engine has. actor_params: the policy's, for a selection that
+    asks how far it has moved. values(index) -> V(s_0) for the selection. keys: of selection and of
+    sampling.
     Source: DAPO (2503.14476), dynamic sampling; ours: each round draws only what is missing, and
     history counts every graded response, those of dropped groups included (S3AC 2610.35518, DAPS).
     """
@@ -51,7 +55,6 @@ def gather(
     size = recipe.responses_per_prompt
     stats, cursor, missing = state.stats, state.cursor, config.train.batch_prompts
     kept_rows, made, baseline, draws = [], [], [], []
-    parts.rollout.update_weights(actor_params, tick)
     for number in range(recipe.keep.max_rounds):
         select_key, sample_key = (jax.random.fold_in(key, number) for key in keys)
         with times.phase("select"):
@@ -69,7 +72,7 @@ def gather(
             sampling = Sampling(*(field[: len(prompt.index)] for field in sampling))
             rollout = parts.rollout.generate(prompt, sampling)
         with times.phase("reward"):
-            scored = _shaped(parts, _whole(parts.train.verifier.grade(rollout)))
+            scored = _shaped(parts, _whole(graded("gather", parts.train.verifier, rollout)))
             stats = parts.scheduler.record(stats, scored, tick, drift)
             group = np.arange(len(scored.success)) // size
             keep = recipe.keep.groups(
@@ -128,7 +131,7 @@ def _drift(parts: Parts, params: PyTree, stats: PromptStats, index: np.ndarray) 
         parts, scored, answered, parts.config.minibatches, most=parts.config.train.batch_prompts
     )
     # A refill draws fewer prompts than the shape has room for.
-    return np.asarray(parts.drift(params, packed))[: len(index)]
+    return to_host(parts.drift(params, packed))[: len(index)]
 
 
 def pack_batches(

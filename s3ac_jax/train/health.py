@@ -11,6 +11,7 @@ from s3ac_jax.core.errors import RunError
 from s3ac_jax.core.trees import first_nonfinite, named_leaves
 from s3ac_jax.core.types import ActorBatch, CriticBatch, PyTree
 from s3ac_jax.models.network import Network
+from s3ac_jax.parallel.hosts import to_host
 
 
 class NonfiniteError(RunError):
@@ -73,8 +74,8 @@ def _layer_of(params: PyTree, name: str) -> str:
     """Which layer of a weight stacked over layers is bad, in words; empty for other weights."""
     if "layers/" not in name:
         return ""
-    leaf = np.asarray(named_leaves(params)[name])
-    fine = np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)
+    leaf = named_leaves(params)[name]
+    fine = to_host(jnp.isfinite(leaf).reshape(len(leaf), -1).all(axis=1))
     return f" of layer {int(np.argmin(fine))} of {len(leaf)}"
 
 
@@ -102,7 +103,7 @@ def first_bad_layer(
 
         return fine(embedded), fine(kept.layers), fine(hidden)
 
-    embedded, layers, hidden = jax.device_get(outputs(params))
+    embedded, layers, hidden = to_host(outputs(params))
     if not embedded:
         return "the embedding"
     if not layers.all():

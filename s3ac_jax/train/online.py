@@ -1,27 +1,33 @@
 """The online loop: ticks, metrics one tick late, evaluation, checkpoints, exact resume."""
 
 import dataclasses
+import zlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 from s3ac_jax.config.boundary import ConfigError
 from s3ac_jax.core.metrics import finalize
 from s3ac_jax.core.types import PromptStats, PyTree, RunState
 from s3ac_jax.io.checkpoint import Checkpoints
+from s3ac_jax.parallel import hosts
 from s3ac_jax.parallel.mesh import replicated
 from s3ac_jax.report.live import Progress
 from s3ac_jax.report.log import MetricLog
 from s3ac_jax.rollout.backend import fingerprint_of
 from s3ac_jax.scheduler.select import empty_stats, start_cursor
 from s3ac_jax.train import keys
-from s3ac_jax.train.build import Parts, abstract_learner, fresh_learner
+from s3ac_jax.train.ahead import Ahead, Made
+from s3ac_jax.train.build import Parts
 from s3ac_jax.train.evaluation.harness import evaluate_suites
 from s3ac_jax.train.interrupt import Interrupted, StopRequest
 from s3ac_jax.train.learner import params_of
-from s3ac_jax.train.tick import evaluate, run_tick
+from s3ac_jax.train.phases import PhaseTimes
+from s3ac_jax.train.programs import abstract_learner, fresh_learner
+from s3ac_jax.train.tick import evaluate, gather_for_tick, learn_from, run_tick
 
 STAGE = "online"
 
@@ -32,7 +38,7 @@ def fresh_state(parts: Parts, policy: PyTree, critic: PyTree | None) -> RunState
     Source: ours; SPO (2509.13232) starts its history from reference rollouts.
     """
     key = jax.random.key(parts.config.seed)
-    band = jax.device_put(jnp.full(2, jnp.nan, jnp.float32), replicated(parts.mesh))
+    band = hosts.from_host(np.full(2, np.nan, np.float32), replicated(parts.mesh))
     return RunState(
         actor=fresh_learner(parts.actor, parts.mesh, key, start=policy),
         critic=None
@@ -70,6 +76,24 @@ def abstract_state(parts: Parts) -> RunState:
         entropy_band=band,
         tick=np.int32(0),
     )
+
+
+def check_history(state: RunState, command: str) -> None:
+    """Raises HostError when hosts remember different outcomes of the prompts before this tick.
+
+    Source: ours: all draw the same prompts as long as this is so, and a host that went another way
+    would wait for the others forever.
+    """
+    stats, tick = state.stats, int(state.tick)
+    told = {
+        "successes": stats.successes, "attempts": stats.attempts, "updated": stats.updated,
+        "epoch": state.cursor.epoch, "offset": state.cursor.offset,
+    }  # fmt: skip
+    facts = {name: zlib.crc32(np.ascontiguousarray(x).tobytes()) for name, x in told.items()}
+    hosts.check_same(
+        "history", f"the history before tick {tick}", facts,
+        f"hosts with different versions or faulty memory? go on from what is saved with: {command}",
+    )  # fmt: skip
 
 
 def judge_params(parts: Parts, critic: PyTree | None) -> PyTree:
@@ -117,28 +141,58 @@ class OnlineLoop:
     def run(
         self, policy: PyTree, critic: PyTree | None, stop: StopRequest, command: str
     ) -> RunState:
-        """The state after the last tick of the config.
+        """The state after the last tick of the config, from these weights or a checkpoint.
+
+        Raises as `go_on`. Source: ours.
+        """
+        return self.go_on(*self.begin(policy, critic), stop, command)
+
+    def begin(self, policy: PyTree, critic: PyTree | None) -> tuple[RunState, PyTree]:
+        """The latest checkpoint's state, or one of these weights, and the weights that judge.
+
+        Both are copies: the caller may let go of what it gave. Source: ours.
+        """
+        return self._restore(policy, critic), judge_params(self.parts, critic)
+
+    def go_on(self, state: RunState, judge: PyTree, stop: StopRequest, command: str) -> RunState:
+        """The state after the last tick of the config; the one given is donated.
 
         Raises Interrupted, after saving, when `stop` was asked for. Source: ours.
         """
         config = self.parts.config
         run_key = jax.random.key(config.seed)
+        ahead = Ahead(self.parts, run_key) if config.rollout.ahead else None
+        try:
+            return self._ticks(state, judge, run_key, ahead, stop, command)
+        finally:
+            if ahead is not None:
+                ahead.close()
+
+    def _ticks(
+        self, state: RunState, judge: PyTree, run_key: PRNGKeyArray, ahead: Ahead | None,
+        stop: StopRequest, command: str,
+    ) -> RunState:  # fmt: skip
+        config = self.parts.config
         evaluation_key = keys.stage_key(config.seed, keys.EVALUATION)
-        state = self._restore(policy, critic)
-        judge = judge_params(self.parts, critic)
         self.progress.stage(STAGE, config.train.num_ticks)
         while (tick := int(state.tick)) < config.train.num_ticks:
+            check_history(state, command)
             if tick % config.cadence.save_every == 0:
                 self._save(state)
             if stop.asked:
                 self._save(state)
                 raise Interrupted(f"stopped; tick {tick} is saved, go on with: {command}")
+            # Before anything else asks for responses.
+            made = None if ahead is None else ahead.take()
             held_out: dict[str, float] = {}
             if tick % config.cadence.evaluate_every == 0:
                 held_out = evaluate(self.parts, params_of(state.actor), evaluation_key)
             if config.evaluation.every and tick % config.evaluation.every == 0:
                 held_out |= self._suites(state, stop, command)
-            state, report, host = run_tick(self.parts, state, run_key, judge)
+            if ahead is None:
+                state, report, host = run_tick(self.parts, state, run_key, judge)
+            else:
+                state, report, host = self._overlapped(state, judge, run_key, ahead, made)
             self._flush()
             self._pending = (tick, report, host | held_out)
         self._save(state)
@@ -148,6 +202,26 @@ class OnlineLoop:
         self.log.write(int(state.tick), held_out, STAGE)
         self.progress.update(int(state.tick), held_out)
         return state
+
+    def _overlapped(
+        self, state: RunState, judge: PyTree, run_key: PRNGKeyArray, ahead: Ahead,
+        made: Made | None,
+    ) -> tuple[RunState, dict[str, Any], dict[str, float]]:  # fmt: skip
+        """A tick on a batch that was made ahead, if there is one, while the next one is made.
+
+        None is made ahead for a tick that is saved before: a run that goes on from there has none.
+        """
+        config, times = self.parts.config, PhaseTimes()
+        if made is None:
+            made = Made(gather_for_tick(self.parts, state, run_key, judge, times), {})
+        batch, after = made.batch, int(state.tick) + 1
+        if after < config.train.num_ticks and after % config.cadence.save_every:
+            following = dataclasses.replace(
+                state, stats=batch.stats, cursor=batch.cursor, tick=np.int32(after)
+            )
+            ahead.start(following, judge)
+        state, report, host = learn_from(self.parts, state, batch, run_key, times)
+        return state, report, host | made.host
 
     def _suites(self, state: RunState, stop: StopRequest, command: str) -> dict[str, float]:
         """The main numbers of the run's suites, none without suites.

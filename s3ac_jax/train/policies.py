@@ -13,6 +13,7 @@ from s3ac_jax.core.trees import named_leaves
 from s3ac_jax.core.types import PyTree
 from s3ac_jax.io.weights import WeightsError, load_weights, save_weights
 from s3ac_jax.models.network import Network
+from s3ac_jax.parallel import hosts
 
 POLICIES = ("early", "middle", "late")
 
@@ -25,11 +26,16 @@ def embedded_folder() -> Path:
 def save_policies(folder: Path, policies: dict[str, PyTree], facts: dict, dtype: str) -> None:
     """Writes early, middle and late as safetensors of `dtype`, `facts` as their metadata.
 
-    Raises WeightsError when the folder can't be written. Source: ours.
+    Of several hosts the first one writes. Raises WeightsError when the folder can't be written.
+    Source: ours.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    if hosts.is_first():
+        folder.mkdir(parents=True, exist_ok=True)
     for name, params in policies.items():
-        cast = jax.tree.map(lambda leaf: np.asarray(leaf).astype(dtype), params)
+        whole = hosts.to_host(params)
+        if not hosts.is_first():
+            continue
+        cast = jax.tree.map(lambda leaf: leaf.astype(dtype), whole)
         save_weights(folder / f"{name}.safetensors", cast, {"made_with": json.dumps(facts)})
 
 

@@ -3,9 +3,7 @@
 import dataclasses
 import json
 import math
-import os
-import shlex
-import sys
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,9 @@ import numpy as np
 from s3ac_jax.config.boundary import FREE_KEYS, ConfigError, completed, to_dict
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core.types import PyTree
-from s3ac_jax.io.checkpoint import Checkpoints
-from s3ac_jax.io.weights import WeightsError, load_weights, save_weights
-from s3ac_jax.io.workdir import Workdir, WorkdirError
+from s3ac_jax.io.checkpoint import CheckpointError, Checkpoints
+from s3ac_jax.io.workdir import Workdir, WorkdirError, flatten
+from s3ac_jax.parallel import hosts
 from s3ac_jax.report import log as metric_log
 from s3ac_jax.report import summary, table
 from s3ac_jax.report.live import Progress, make_progress
@@ -26,13 +24,17 @@ from s3ac_jax.rewards.verifier import Verifier
 from s3ac_jax.train import keys, sft, start, value_pretraining
 from s3ac_jax.train import policies as policy_files
 from s3ac_jax.train.build import Parts, build
-from s3ac_jax.train.interrupt import Interrupted, StopRequest
+from s3ac_jax.train.interrupt import Interrupted, StopRequest, resume_command
 from s3ac_jax.train.learner import params_of
 from s3ac_jax.train.online import OnlineLoop
+from s3ac_jax.train.programs import abstract_learner
 from s3ac_jax.train.tick import evaluate, reference_success
 
 STAGES = ["policies", "value_pretraining", "online", "report"]
+PRETRAINED_CRITIC = "pretrained_critic"
 ENOUGH_EXPLAINED_VARIANCE = 0.3
+# What one host may have otherwise than another.
+HOSTS_OWN = {"task.graders"}
 
 
 class Run:
@@ -41,7 +43,7 @@ class Run:
     def __init__(self, parts: Parts, workdir: Workdir, progress: Progress, stop: StopRequest):
         self.parts, self.workdir = parts, workdir
         self.progress, self.stop = progress, stop
-        self.log = metric_log.MetricLog(workdir.path)
+        self.log = metric_log.MetricLog(workdir.path, writes=hosts.is_first())
 
     def policies(self) -> dict[str, PyTree]:
         """The early, middle and late policies: embedded, trained now, or trained before.
@@ -52,7 +54,9 @@ class Run:
         network = self.parts.actor.network
         self.progress.stage("policies", 0)
         if self.parts.config.start.hf:
-            start.remember_origin(self.parts.config, self.workdir.path)
+            hosts.from_first(
+                "run", lambda: start.remember_origin(self.parts.config, self.workdir.path)
+            )
             return start.base_policy(self.parts)
         if self.parts.config.sft.embedded:
             return policy_files.load_policies(policy_files.embedded_folder(), network, names)
@@ -80,18 +84,13 @@ class Run:
             self.progress.note(f"answering {prompts} prompts {samples} times, as a reference")
             start = time.perf_counter()
             rate = reference_success(self.parts, base)
-            np.save(path, rate)
+            if hosts.is_first():
+                np.save(path, rate)
             seconds = time.perf_counter() - start
             self.workdir.mark_stage(
                 "reference", {"success_rate": float(rate.mean()), "seconds": seconds}
             )
-        try:
-            return np.load(path)
-        except (OSError, ValueError) as error:
-            raise WorkdirError(
-                f"{path} can't be read ({error}); delete {path.parent}/stage_reference.json to "
-                "make it again"
-            ) from error
+        return np.asarray(hosts.from_first("run", lambda: _rates(path)), np.float32)
 
     def refer_to(self, reference: np.ndarray | None) -> None:
         """Lets metrics and selection know how hard each prompt was. Source: ours."""
@@ -107,23 +106,26 @@ class Run:
         if parts.config.recipe.critic is None:
             return None
         if not value_pretraining.wanted_prompts(parts.config):
-            critic = value_pretraining.fresh_critic(parts, parts.critic, policies["late"])
-            return jax.tree.map(np.asarray, params_of(critic))
-        path = self.workdir.path / "pretrained_critic.safetensors"
+            return params_of(value_pretraining.fresh_critic(parts, parts.critic, policies["late"]))
+        folder = self.workdir.path / PRETRAINED_CRITIC
         if not self.workdir.stage_done("value_pretraining"):
-            self._pretrain(policies, path)
+            self._pretrain(policies, folder)
         else:
             self.progress.stage("value_pretraining", 0)
         needed = ("success_rates", "diagnoses", "explained_variance")
         for line in _pretraining_lines(self.workdir.stage_facts("value_pretraining", *needed)):
             self.progress.note(line)
+        saved = Checkpoints(folder, 1)
         try:
-            return load_weights(path)[0]
-        except WeightsError as error:
+            return saved.restore(0, params_of(abstract_learner(parts.critic, parts.mesh)))[0]
+        except CheckpointError as error:
             marker = self.workdir.path / "stage_value_pretraining.json"
-            raise WorkdirError(f"{error}; delete {marker} to pretrain the critic again") from error
+            fault, _, _ = str(error).partition(";")
+            raise WorkdirError(f"{fault}; delete {marker} to pretrain the critic again") from error
+        finally:
+            saved.close()
 
-    def _pretrain(self, policies: dict[str, PyTree], path: Path) -> None:
+    def _pretrain(self, policies: dict[str, PyTree], folder: Path) -> None:
         parts, config = self.parts, self.parts.config.value_pretraining
         responses = sum(value_pretraining.wanted_prompts(parts.config).values())
         steps = max(1, responses // config.batch_responses) * config.epochs
@@ -143,7 +145,13 @@ class Run:
         compared = value_pretraining.compared_prompts(parts)
         self.progress.note(f"comparing it with {compared} fresh responses of the base policy")
         explained = value_pretraining.on_base_policy(parts, backbone, critic, key)
-        save_weights(path, jax.tree.map(np.asarray, critic), {"run": parts.config.name})
+        # Of an attempt that was killed before its marker was there.
+        hosts.from_first("run", lambda: shutil.rmtree(folder, ignore_errors=True))
+        saved = Checkpoints(folder, 1)
+        try:
+            saved.save(0, critic, {"run": parts.config.name})
+        finally:
+            saved.close()
         facts = {"success_rates": rates, "diagnoses": found, "seconds": seconds, **explained}
         self.workdir.mark_stage("value_pretraining", facts)
 
@@ -153,7 +161,9 @@ class Run:
         checkpoints = Checkpoints(self.workdir.path / "checkpoints", keep)
         try:
             loop = OnlineLoop(self.parts, self.log, checkpoints, self.progress)
-            state = loop.run(policies["late"], critic, self.stop, resume_command())
+            state, judge = loop.begin(policies["late"], critic)
+            del critic  # the learner has its own copy
+            state = loop.go_on(state, judge, self.stop, resume_command())
         finally:
             checkpoints.close()
         return params_of(state.actor)
@@ -175,6 +185,8 @@ class Run:
         facts = dict(outcomes)
         if self.workdir.stage_done("value_pretraining"):
             facts["value_pretraining"] = self.workdir.stage_facts("value_pretraining")
+        if not hosts.is_first():
+            return facts
         path = self.workdir.path / "results.json"
         temporary = path.with_name("results.json.tmp")
         temporary.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
@@ -207,6 +219,16 @@ class Run:
         return update
 
 
+def _rates(path: Path) -> list[float]:
+    try:
+        return np.load(path).tolist()
+    except (OSError, ValueError) as error:
+        raise WorkdirError(
+            f"{path} can't be read ({error}); delete {path.parent}/stage_reference.json to make it "
+            "again"
+        ) from error
+
+
 def claim(parts: Parts, folder: Workdir) -> None:
     """Claims the folder, or compares config and questions with those it was begun with.
 
@@ -230,13 +252,6 @@ def claim(parts: Parts, folder: Workdir) -> None:
                     f"{folder.path} was made with other questions: {half}, {name}: {counts}; give "
                     "it the files that it was made with, or use another --workdir"
                 )
-
-
-def resume_command() -> str:
-    """The command that goes on with this run: the one that began it. Source: ours."""
-    flags = os.environ.get("XLA_FLAGS")
-    prefix = f"XLA_FLAGS={shlex.quote(flags)} " if flags else ""
-    return prefix + shlex.join([sys.executable, *sys.argv])
 
 
 def _pretraining_lines(facts: dict[str, Any]) -> list[str]:
@@ -311,6 +326,21 @@ def table_rows(
     return rows, row("", len(levels))
 
 
+def _check_hosts(config: RunConfig) -> None:
+    """Before anything compiles or waits: the processes have to want the same, on all devices."""
+    if hosts.count() == 1:
+        return
+    facts = flatten(to_dict(config)) | {"jax": jax.__version__}
+    facts = {name: value for name, value in facts.items() if name not in HOSTS_OWN}
+    hosts.check_same("config", "the config", facts, "give all hosts the same command and files")
+    if config.mesh.num_devices != jax.device_count():
+        raise ConfigError(
+            f"the mesh has {config.mesh.num_devices} devices, the {hosts.count()} processes have "
+            f"{jax.device_count()}; of several processes all devices are used: set mesh.data, "
+            "mesh.fsdp, ... so that their product is that"
+        )
+
+
 def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
     """Does the whole run, or what is left of it; returns what results.json holds.
 
@@ -318,11 +348,16 @@ def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
     Interrupted, each with a message of one line.
     Source: ours.
     """
+    _check_hosts(config)
     try:
         # Before the workdir is claimed: a rejected start must leave it to the next one.
         if config.start.hf:
             start.check_model(config)
         parts = build(config)
+        for half, levels in parts.task.facts().items() if hosts.count() > 1 else ():
+            hosts.check_same(
+                "questions", f"{half} questions", levels, "give all hosts the same files"
+            )
         if not config.start.hf and config.sft.embedded:
             policy_files.load_policies(
                 policy_files.embedded_folder(), parts.actor.network, policy_files.POLICIES
@@ -334,15 +369,15 @@ def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
     folder = Workdir(workdir)
     try:
         claim(parts, folder)
-        with make_progress(STAGES) as progress, StopRequest() as stop, parts.on_mesh():
+        shown = hosts.is_first()
+        with make_progress(STAGES, shown=shown) as progress, StopRequest() as stop, parts.on_mesh():
             whole = Run(parts, folder, progress, stop)
             try:
                 for note in parts.task.notes:
                     progress.note(note)
                 policies = whole.policies()
                 whole.refer_to(whole.reference(policies["late"]))
-                critic = whole.value_pretraining(policies)
-                trained = whole.online(policies, critic)
+                trained = whole.online(policies, whole.value_pretraining(policies))
                 return whole.report(policies["late"], trained)
             finally:
                 whole.log.close()

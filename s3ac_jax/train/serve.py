@@ -22,7 +22,7 @@ from s3ac_jax.config.flags import CommandLineError
 from s3ac_jax.config.run import RunConfig, StartConfig
 from s3ac_jax.parallel import mesh as parallel
 from s3ac_jax.rollout.backend import RolloutError, seeded_sampling
-from s3ac_jax.train.build import Role, make_actor
+from s3ac_jax.train.programs import Role, make_actor
 from s3ac_jax.train.rollouts import make_engine
 from s3ac_jax.train.served import LoadedWeights, ServeError, Text, WeightsSource, make_text
 from s3ac_jax.train.tasks import Task, make_task

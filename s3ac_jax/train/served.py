@@ -22,8 +22,8 @@ from s3ac_jax.models.spec import DecoderSpec
 from s3ac_jax.parallel import mesh as parallel
 from s3ac_jax.train import keys
 from s3ac_jax.train import policies as policy_files
-from s3ac_jax.train.build import Role, fresh_learner
 from s3ac_jax.train.learner import params_of
+from s3ac_jax.train.programs import Role, fresh_learner
 
 
 class ServeError(RunError):

@@ -18,10 +18,11 @@ from s3ac_jax.core.metrics import Mean, finalize
 from s3ac_jax.core.trees import combine
 from s3ac_jax.core.types import Learner, Packed, PyTree
 from s3ac_jax.train import micro
-from s3ac_jax.train.build import Parts, Role, fresh_learner
+from s3ac_jax.train.build import Parts
 from s3ac_jax.train.gather import pack_batches
 from s3ac_jax.train.health import check_finite
 from s3ac_jax.train.learner import apply_gradients, make_optimizer, params_of
+from s3ac_jax.train.programs import Role, fresh_learner
 from s3ac_jax.train.score import read_logp
 
 

@@ -8,9 +8,10 @@ from s3ac_jax.core.types import PyTree
 from s3ac_jax.io.hf_weights import check_params, load_params, read_origin, read_spec
 from s3ac_jax.parallel import mesh as parallel
 from s3ac_jax.train import keys
-from s3ac_jax.train.build import Parts, fresh_learner
+from s3ac_jax.train.build import Parts
 from s3ac_jax.train.convert import ORIGIN
 from s3ac_jax.train.learner import params_of
+from s3ac_jax.train.programs import fresh_learner
 
 
 def check_model(config: RunConfig) -> None:

@@ -10,11 +10,13 @@ from s3ac_jax.algos import value
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core import metrics
 from s3ac_jax.core.types import CriticBatch, Learner, PyTree, Scored
+from s3ac_jax.parallel.hosts import keep_pace
 from s3ac_jax.train import keys
-from s3ac_jax.train.build import Parts, Pretraining, Role, fresh_learner, make_pretraining
+from s3ac_jax.train.build import Parts
 from s3ac_jax.train.gather import pack_batches
 from s3ac_jax.train.health import check_finite
 from s3ac_jax.train.learner import params_of
+from s3ac_jax.train.programs import Pretraining, Role, fresh_learner, make_pretraining
 from s3ac_jax.train.tick import respond
 
 Update = Callable[[int, dict[str, float]], None]
@@ -87,7 +89,7 @@ def _watch(parts: Parts, arm: Pretraining, backbone: PyTree, batches: Iterator[C
     num = parts.config.value_pretraining.diagnose_steps
     for _, batch in zip(range(num), batches, strict=False):
         learner, report, _ = arm.step(learner, batch)
-        folded = metrics.merge(folded, report)
+        folded = keep_pace(metrics.merge(folded, report))
     return metrics.finalize(folded)
 
 
@@ -165,7 +167,8 @@ def on_base_policy(
     parts.rollout.update_weights(policy, 0)
     scored = respond(parts, split, index, sample_key)
     batches = pack_batches(parts, scored, np.arange(len(index)), max(1, len(index) // 256))
-    values = jnp.concatenate([_pretraining(parts).values(critic, batch) for batch in batches])
+    read = [keep_pace(_pretraining(parts).values(critic, batch)) for batch in batches]
+    values = jnp.concatenate(read)
     mask = jnp.concatenate([batch.mask for batch in batches])
     returns = jnp.concatenate([_pretraining(parts).targets(batch).returns for batch in batches])
     return {

@@ -56,7 +56,7 @@ def done(folder, tmp_path_factory):
 def test_a_run_leaves_what_every_run_leaves(done):
     workdir, out = done
     assert {path.name for path in workdir.iterdir()} == {
-        ".lock", "checkpoints", "config.json", "metrics.jsonl", "pretrained_critic.safetensors",
+        ".lock", "checkpoints", "config.json", "metrics.jsonl", "pretrained_critic",
         "origin.json", "results.json", "stage_task.json", "stage_value_pretraining.json",
         "summary.png", "tb", "versions.json",
     }  # fmt: skip

@@ -39,7 +39,7 @@ def done(tmp_path_factory):
 def test_everything_is_in_the_workdir(done):
     workdir, results = done
     assert {path.name for path in workdir.iterdir()} == {
-        ".lock", "checkpoints", "config.json", "metrics.jsonl", "pretrained_critic.safetensors",
+        ".lock", "checkpoints", "config.json", "metrics.jsonl", "pretrained_critic",
         "results.json", "stage_task.json", "stage_value_pretraining.json", "summary.png", "tb",
         "versions.json",
     }  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from s3ac_jax.core.types import Rollout
+from s3ac_jax.parallel import hosts
 from s3ac_jax.report import evaluation as report
 from s3ac_jax.report.evaluation import Result
 from s3ac_jax.report.records import Header, Record, RecordFile, read
@@ -16,9 +17,11 @@ from s3ac_jax.rewards.verdict import UNJUDGED
 from s3ac_jax.rollout.backend import RolloutBackend, RolloutError
 from s3ac_jax.train.evaluation.answers import answers_of, mark_same, texts_of
 from s3ac_jax.train.evaluation.suites import EvaluationError, Prepared, Suite
+from s3ac_jax.train.grading import graded
 
 # Shares of responses whose reason is one of these, by the name that the table has for them.
 SHARES = {"no_box": sorted(NO_BOX), "hung": sorted(UNJUDGED)}
+_CHANNEL = "records"
 # (suite, responses there are, responses wanted, numbers so far)
 OnProgress = Callable[[str, int, int, dict[str, float]], None]
 
@@ -38,20 +41,26 @@ def evaluate_suites(
     backend: has the weights, whose number is `version`. folder: gets SUITE.jsonl for each suite;
     what is there is not made again. Records of other weights, or made with other settings, are
     made anew; with keep they are an EvaluationError instead. on_progress: after each chunk; may
-    raise, then nothing is lost. weights: their fingerprint, or else who answers; not empty.
+    raise, then nothing is lost. weights: their fingerprint, or else who answers; not empty. Of
+    several hosts all answer and grade together, and the first one has the records.
     Raises RolloutError, GraderError and OSError too.
     Source: ours.
     """
     if not weights:
         raise ValueError("weights must say what answers, got an empty text")
-    folder.mkdir(parents=True, exist_ok=True)
     if keep:
         check_records(prepared, folder, weights)
     for suite in prepared.suites:
-        with contextlib.closing(RecordFile(folder / f"{suite.name}.jsonl")) as file:
-            _claim(file, suite, weights, version)
+        with contextlib.ExitStack() as opened:
+            file = None
+            if hosts.is_first():
+                folder.mkdir(parents=True, exist_ok=True)
+                file = opened.enter_context(
+                    contextlib.closing(RecordFile(folder / f"{suite.name}.jsonl"))
+                )
+                _claim(file, suite, weights, version)
             _answer(prepared, suite, backend, file, on_progress)
-    return report.metrics(results_of(prepared, folder))
+    return hosts.from_first(_CHANNEL, lambda: report.metrics(results_of(prepared, folder)))
 
 
 def results_of(prepared: Prepared, folder: Path) -> list[Result]:
@@ -136,10 +145,12 @@ def _difference(old: dict, new: dict) -> tuple[str, object, object]:
 
 
 def _answer(
-    prepared: Prepared, suite: Suite, backend: RolloutBackend, file: RecordFile,
+    prepared: Prepared, suite: Suite, backend: RolloutBackend, file: RecordFile | None,
     on_progress: OnProgress,
 ) -> None:  # fmt: skip
-    there = {(record["problem"], record["sample"]) for record in file.records}
+    records = file.records if file else []
+    known = hosts.from_first(_CHANNEL, lambda: [(r["problem"], r["sample"]) for r in records])
+    there = {(problem, sample) for problem, sample in known}
     problem, sample, _ = suite.places(np.arange(suite.rows))
     todo = np.array(
         [
@@ -150,7 +161,7 @@ def _answer(
         np.int64,
     )
     done, size = suite.rows - len(todo), prepared.config.chunk_rows
-    on_progress(suite.name, done, suite.rows, _so_far(file.records))
+    on_progress(suite.name, done, suite.rows, _so_far(records))
     with concurrent.futures.ThreadPoolExecutor(1) as grading:
         # One chunk is graded and written while the next is answered.
         open_chunk: concurrent.futures.Future[int] | None = None
@@ -159,14 +170,14 @@ def _answer(
             rollout = _respond(suite, backend, rows)
             before, told = open_chunk, {}
             if before is not None:
-                done, told = done + before.result(), _so_far(file.records)
+                done, told = done + before.result(), _so_far(records)
             open_chunk = grading.submit(_record, prepared, suite, rows, rollout, file)
             if before is not None:
                 # Only now, for it may raise: the chunk in hand is recorded first.
                 on_progress(suite.name, done, suite.rows, told)
         if open_chunk is not None:
             done += open_chunk.result()
-            on_progress(suite.name, done, suite.rows, _so_far(file.records))
+            on_progress(suite.name, done, suite.rows, _so_far(records))
 
 
 def _respond(suite: Suite, backend: RolloutBackend, rows: np.ndarray) -> Rollout:
@@ -180,10 +191,12 @@ def _respond(suite: Suite, backend: RolloutBackend, rows: np.ndarray) -> Rollout
 
 
 def _record(
-    prepared: Prepared, suite: Suite, rows: np.ndarray, rollout: Rollout, file: RecordFile
+    prepared: Prepared, suite: Suite, rows: np.ndarray, rollout: Rollout, file: RecordFile | None
 ) -> int:
-    """Grades a chunk and writes its records; how many there are."""
-    scored = suite.verifier.grade(rollout)
+    """Grades a chunk and writes its records, if there is a file for them; how many there are."""
+    scored = graded("suites", suite.verifier, rollout)
+    if file is None:
+        return len(rows)
     texts = texts_of(rollout, prepared.tokenizer)
     seeds = suite.seeds(rows)
     problem, sample, prompt = suite.places(rows)

@@ -25,8 +25,8 @@ from s3ac_jax.parallel import mesh as parallel
 from s3ac_jax.rollout.backend import RolloutBackend
 from s3ac_jax.rollout.engine import Engine
 from s3ac_jax.rollout.local import LocalRollout
-from s3ac_jax.train.build import make_actor
 from s3ac_jax.train.evaluation.suites import EvaluationError
+from s3ac_jax.train.programs import make_actor
 from s3ac_jax.train.served import LoadedWeights, WeightsSource
 from s3ac_jax.train.tasks import HeldOut, Split, held_out_half
 from s3ac_jax.train.token_file import read_token
@@ -215,7 +215,11 @@ class Target:
             prefill_chunk=sampler.prefill_chunk,
             scan_layers=sampler.scan_layers,
         )
-        self.backend = LocalRollout(engine, insert_batch=sampler.insert_batch, **limits)
+        self.backend = LocalRollout(
+            engine, insert_batch=sampler.insert_batch,
+            max_prompt_tokens=limits["max_prompt_tokens"],
+            max_response_tokens=limits["max_response_tokens"],
+        )  # fmt: skip
         self._ends.callback(self.backend.close)
         self.backend.update_weights(loaded.params, loaded.version)
         self.version, self.told = loaded.version, loaded.told

@@ -172,3 +172,16 @@ def test_where_nothing_was_made_another_config_may_begin(folder):
     with pytest.raises(WorkdirError, match="ticks was 20, now 10"):
         workdir.claim(CONFIG, set(), anew=True)
     workdir.close()
+
+
+def test_a_folder_that_the_hosts_do_not_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(workdir_module.hosts, "count", lambda: 2)
+    monkeypatch.setattr(workdir_module.hosts, "index", lambda: 1)
+    monkeypatch.setattr(
+        workdir_module.hosts, "from_first", lambda channel, make: "what process 0 signs"
+    )
+    monkeypatch.setattr(workdir_module, "_SHOWN_WITHIN_SECONDS", 0.2)
+    with pytest.raises(WorkdirError, match="of process 1 is not the folder that process 0 writes"):
+        Workdir(tmp_path)
+    (tmp_path / ".lock").write_text("what process 0 signs")
+    Workdir(tmp_path).close()

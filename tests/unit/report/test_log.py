@@ -125,3 +125,15 @@ def test_tensorboard_events_hold_the_numbers_and_the_rewind(tmp_path):
     # TensorBoard drops what lies at or after a session start's step.
     starts = [e.step for e in events if e.HasField("session_log")]
     assert starts == [1]
+
+
+def test_a_process_that_writes_nothing(tmp_path):
+    written = MetricLog(tmp_path)
+    written.write(0, {"loss": 1.0}, "online")
+    silent = MetricLog(tmp_path, writes=False)
+    silent.rewind("online", 0)
+    silent.write(1, {"loss": 2.0}, "online")
+    silent.close()
+    written.close()
+    assert silent.path == written.path
+    assert read(silent.path) == [{"stage": "online", "tick": 0, "loss": 1.0}]

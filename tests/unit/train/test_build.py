@@ -8,7 +8,8 @@ import pytest
 from s3ac_jax.algos.recipe import RECIPES
 from s3ac_jax.data.packing import pack
 from s3ac_jax.data.stream import Epochs
-from s3ac_jax.train.build import build, make_pretraining
+from s3ac_jax.train.build import build
+from s3ac_jax.train.programs import make_pretraining
 from tests.helpers import make_scored, run_config
 
 # What is made anew whatever the other run was like.

@@ -12,9 +12,10 @@ from s3ac_jax.config.run import ReferenceConfig
 from s3ac_jax.core.types import Rollout, RunState, Scored
 from s3ac_jax.scheduler.select import start_cursor
 from s3ac_jax.train import gather as gathering
-from s3ac_jax.train.build import Split, build
+from s3ac_jax.train.build import build
 from s3ac_jax.train.online import start_stats
 from s3ac_jax.train.phases import PhaseTimes
+from s3ac_jax.train.tasks import Split
 from tests.helpers import run_config
 
 GROUP, BATCH = 3, 4
