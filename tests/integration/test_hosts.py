@@ -170,6 +170,7 @@ def test_two_processes_do_what_one_does(alone, pair, kind):
     assert len(set(losses)) == worker.TICKS
 
 
+@pytest.mark.slow
 def test_four_processes_do_what_one_does(alone, tmp_path):
     four = through(4, "moe", tmp_path / "four", tmp_path / "said")
     assert_same(four, alone("moe"))
@@ -201,7 +202,7 @@ def part_way(workdir, to, step=worker.SAVE_EVERY):
     return to
 
 
-@pytest.mark.parametrize("lost", [1, 0])
+@pytest.mark.parametrize("lost", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_lost_process_ends_the_others_and_the_run_goes_on(alone, pair, tmp_path, lost):
     # One process of four devices began it, two of two go on.
     workdir, said_in = part_way(alone("dense"), tmp_path / "run", 4), tmp_path / "said"
@@ -222,6 +223,7 @@ def test_a_lost_process_ends_the_others_and_the_run_goes_on(alone, pair, tmp_pat
         assert_same(workdir, pair("dense"), since=4)
 
 
+@pytest.mark.slow
 def test_a_stop_of_one_stops_all_at_the_same_tick(alone, tmp_path):
     workdir = part_way(alone("dense"), tmp_path / "run")
     processes = start(workers(2, "dense", workdir, told_to_stop=1), 2, tmp_path / "said")
@@ -230,6 +232,7 @@ def test_a_stop_of_one_stops_all_at_the_same_tick(alone, tmp_path):
     assert said == ["stopped; tick 2 is saved, go on with: COMMAND\n"] * 2
 
 
+@pytest.mark.slow
 def test_no_process_outlives_its_supervisor(alone, tmp_path):
     workdir, said_in = part_way(alone("dense"), tmp_path / "run"), tmp_path / "said"
     # The second of two never comes: the first waits for it.
@@ -278,6 +281,7 @@ def test_other_configs_on_other_hosts(tmp_path):
     assert not (tmp_path / "run" / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_found_and_a_mesh_of_other_devices(tmp_path):
     # What SLURM tells the processes of a job.
     job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost",
@@ -289,6 +293,7 @@ def test_a_cluster_that_is_found_and_a_mesh_of_other_devices(tmp_path):
     assert "the mesh has 1 devices, the 2 processes have 2" in said[0]
 
 
+@pytest.mark.slow
 def test_nobody_at_the_coordinators_address_and_nobody_comes_to_it(tmp_path):
     ports = free_port(), free_port()
     codes, said = refused(
