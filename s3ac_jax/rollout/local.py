@@ -46,6 +46,8 @@ class LocalRollout:
         self._moved = None if mesh is None else mover(engine.network, mesh, apart=apart)
         self.max_prompt_tokens = max_prompt_tokens
         self.max_response_tokens = max_response_tokens
+        # Made once, or every new set of slots would be compiled anew.
+        self._empty = jax.jit(engine.init_decode_state)
         self.version = -1
         self._params: PyTree = None
         self._state = None
@@ -92,7 +94,7 @@ class LocalRollout:
 
     def _generate(self, prompt: Prompt, sampling: Sampling, keep_routing: bool) -> Rollout:
         if self._state is None:
-            self._state = jax.jit(self.engine.init_decode_state)(self._params)
+            self._state = self._empty(self._params)
         shape = self.engine.routing_shape if keep_routing else None
         made = Assembly(prompt, self.max_response_tokens, shape)
         # The request in each slot, -1 for none.

@@ -285,8 +285,7 @@ HYBRID = tiny_spec(
     moe=MoeSpec(num_experts=4, per_token=2, width=6, shared_width=8, matmul="blocked"),
 )  # fmt: skip
 HYBRID_MESHES = (
-    MeshSpec(context=4), MeshSpec(tensor=2, context=2), MeshSpec(expert=2, context=2),
-    MeshSpec(fsdp=2, expert=2), MeshSpec(expert=4),
+    MeshSpec(tensor=2, context=2), MeshSpec(expert=2, context=2), MeshSpec(fsdp=2, expert=2)
 )  # fmt: skip
 
 

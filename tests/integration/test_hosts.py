@@ -159,7 +159,7 @@ def assert_shared(workdir, number):
     return sum(shares)
 
 
-@pytest.mark.parametrize("kind", ["dense", "moe"])
+@pytest.mark.parametrize("kind", ["dense", pytest.param("moe", marks=pytest.mark.slow)])
 def test_two_processes_do_what_one_does(alone, pair, kind):
     one, two = alone(kind), pair(kind)
     assert_same(two, one)
