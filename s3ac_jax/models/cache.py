@@ -14,6 +14,8 @@ from s3ac_jax.parallel.mesh import constrain, platform
 from s3ac_jax.parallel.slots import put_rows
 
 _AXES = ("rows", "kv_heads", None, None)
+# Axes that keys, values and their scales have in one layer.
+_OWN = (4, 4, 3, 3)
 
 
 Stack = Array | PerLayer
@@ -79,7 +81,7 @@ class KVCache(NamedTuple):
         Source: ours.
         """
         tokens = min(new.tokens, self.tokens)
-        pairs = zip(*self._matching(*new[:2]), (4, 4, 3, 3)[: len(self)], strict=False)
+        pairs = zip(*self._matching(*new[:2]), _OWN, strict=False)
 
         def put(own: int, old: Array, one: Array) -> Array:
             one = jax.lax.slice_in_dim(one, 0, tokens, axis=one.ndim - own + 2)
@@ -184,7 +186,7 @@ def hold_cache(cache: Cache) -> Cache:
     if cache.kv is not None:
         kv = KVCache(*(
             jax.tree.map(lambda x, own=own: hold(x, own), part)
-            for part, own in zip(cache.kv, (4, 4, 3, 3), strict=True)
+            for part, own in zip(cache.kv, _OWN, strict=True)
         ))  # fmt: skip
     if cache.linear is not None:
         linear = LinearState(*(jax.tree.map(lambda x: hold(x, 4), part) for part in cache.linear))

@@ -19,7 +19,7 @@ from s3ac_jax.train.build import Parts
 from s3ac_jax.train.gather import Gathered
 from s3ac_jax.train.learner import params_of
 from s3ac_jax.train.phases import PhaseTimes
-from s3ac_jax.train.tick import gather_batch
+from s3ac_jax.train.tick import gather_batch, judge_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +56,10 @@ class Ahead:
         judge: weights of the critic that selects prompts, the state's own when None. Raises
         RolloutError when the weights don't arrive. Source: ours.
         """
-        if judge is None and state.critic is not None:
-            judge = params_of(state.critic)
         # The tick before has brought forth no other weights yet.
         self._parts.rollout.update_weights(params_of(state.actor), int(state.tick) - 1)
         # Of the state, the thread looks at history, cursor and tick alone.
-        self._future = self._pool.submit(self._make, state, self._copied(judge))
+        self._future = self._pool.submit(self._make, state, self._copied(judge_of(state, judge)))
 
     def _make(self, state: RunState, judge: PyTree) -> tuple[Gathered, PhaseTimes, float]:
         times = PhaseTimes()

@@ -27,7 +27,7 @@ from s3ac_jax.train.interrupt import Interrupted, StopRequest
 from s3ac_jax.train.learner import params_of
 from s3ac_jax.train.phases import PhaseTimes
 from s3ac_jax.train.programs import abstract_learner, fresh_learner
-from s3ac_jax.train.tick import evaluate, gather_for_tick, learn_from, run_tick
+from s3ac_jax.train.tick import evaluate, gather_for_tick, learn_from, readable, run_tick
 
 STAGE = "online"
 
@@ -211,7 +211,7 @@ class OnlineLoop:
 
         None is made ahead for a tick that is saved before: a run that goes on from there has none.
         """
-        config, times = self.parts.config, PhaseTimes()
+        config, times, state = self.parts.config, PhaseTimes(), readable(self.parts, state)
         if made is None:
             made = Made(gather_for_tick(self.parts, state, run_key, judge, times), {})
         batch, after = made.batch, int(state.tick) + 1

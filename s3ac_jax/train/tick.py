@@ -33,12 +33,22 @@ def run_tick(
     of the critic that selects prompts, the state's own when None.
     Source: S3AC (2610.35518), order of one step; ours: the tick as a function.
     """
-    times, parking = PhaseTimes(), Parking(parts.config.train.offload)
-    critic = None if state.critic is None else parking.readable(state.critic)
-    state = dataclasses.replace(state, actor=parking.readable(state.actor), critic=critic)
+    times, state = PhaseTimes(), readable(parts, state)
     batch = gather_for_tick(parts, state, run_key, judge, times)
     parts.rollout.rest()
     return learn_from(parts, state, batch, run_key, times)
+
+
+def readable(parts: Parts, state: RunState) -> RunState:
+    """The state with both roles' weights on the devices; the one given is donated. Source: ours."""
+    parking = Parking(parts.config.train.offload)
+    critic = None if state.critic is None else parking.readable(state.critic)
+    return dataclasses.replace(state, actor=parking.readable(state.actor), critic=critic)
+
+
+def judge_of(state: RunState, judge: PyTree) -> PyTree:
+    """`judge`, or the weights of the state's own critic in its place. Source: ours."""
+    return params_of(state.critic) if judge is None and state.critic is not None else judge
 
 
 def gather_for_tick(
@@ -48,11 +58,9 @@ def gather_for_tick(
 
     Source: S3AC (2610.35518), DAPS.
     """
-    if judge is None and state.critic is not None:
-        judge = params_of(state.critic)
     policy = params_of(state.actor)
     parts.rollout.update_weights(policy, int(state.tick))
-    return gather_batch(parts, state, run_key, judge, times, policy)
+    return gather_batch(parts, state, run_key, judge_of(state, judge), times, policy)
 
 
 def gather_batch(

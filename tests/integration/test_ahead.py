@@ -108,6 +108,13 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(ahead, overlapped, tmp_path)
     assert by_tick[3]["staleness"] == 0
 
 
+def test_learners_that_wait_on_the_host_change_nothing(overlapped, tmp_path):
+    config = config_of(1)
+    train = dataclasses.replace(config.train, offload="idle")
+    state, _ = run(build(dataclasses.replace(config, train=train)), tmp_path)
+    same_state(state, overlapped[0])
+
+
 class StopAt:
     def __init__(self, look):
         self.looks = look
