@@ -9,9 +9,11 @@ Command:
 
   python launch/study.py --config=configs/study_tiny.py --workdir=runs/study
 
-Presets: all (the default), main (the six methods of the main comparison), rates (learning rates).
+Presets: all (the default), main (the six methods of the main comparison), rates (learning rates),
+ahead (rollouts a tick ahead of the training; two devices, docs/devices.md has the command).
 """
 
+import dataclasses
 import pathlib
 import runpy
 from typing import Any
@@ -20,6 +22,7 @@ from ml_collections import config_dict
 
 from s3ac_jax.algos.recipe import RECIPES
 from s3ac_jax.config.boundary import ConfigError
+from s3ac_jax.parallel.mesh import MeshSpec
 
 TICKS = 30
 # Of the six methods of the main comparison, and of every other arm.
@@ -45,6 +48,9 @@ RATES = {
 # The main six on seeds 100 and 101, the others on seed 100 around what was best for those. One
 # update per batch asks for longer steps.
 MAIN_GRID, OTHER_GRID, ONE_UPDATE = (1e-4, 2e-4, 4e-4, 8e-4), (2e-4, 4e-4), 1.6e-3
+
+# Of the preset `ahead`: as the tiny run has them.
+AHEAD_TICKS, TINY_RATE = 100, 5e-5
 
 MAIN_SINGLE = ("s3ac_single", "reinforce_pp", "flash_reinforce")
 MAIN_GROUP = ("s3ac_group", "grpo_x", "dapo")
@@ -146,7 +152,7 @@ CHANGE_QUESTIONS = (
 
 
 def get_config(arg: str = "all") -> config_dict.ConfigDict:
-    presets = {"all": _all, "main": _main, "rates": _rates}
+    presets = {"all": _all, "main": _main, "rates": _rates, "ahead": _ahead}
     if arg not in presets:
         raise ConfigError(
             f"configs/study_tiny.py has no preset {arg!r}; known: {', '.join(presets)}"
@@ -212,4 +218,31 @@ def _rates() -> dict[str, Any]:
     return {
         "arms": arms, "figures": tuple(names.items()), "seeds": 2, "first_seed": 100,
         "cost_baseline": names["grpo_x"][0],
+    }  # fmt: skip
+
+
+def _ahead() -> dict[str, Any]:
+    """One step off or not: at the rate of the tiny run, and at the rate of this study."""
+    off = {"rollout.mesh": dataclasses.asdict(MeshSpec()), "rollout.apart": True}
+    arms, questions = {}, []
+    for pace, rate in (("tiny", TINY_RATE), ("fast", RATES["s3ac_single"])):
+        a, b = f"{pace}-ahead", f"{pace}-in_turns"
+        arms |= {
+            a: _arm("s3ac_single", off | {"rollout.ahead": 1}, rate),
+            b: _arm("s3ac_single", off | {"rollout.ahead": 0}, rate),
+        }
+        questions += [
+            (a, b, ACCURACY, 0, AHEAD_TICKS, f"one step off, {pace}: whole run"),
+            (a, b, ACCURACY, AHEAD_TICKS, AHEAD_TICKS, f"one step off, {pace}: at the end"),
+            (a, b, "mismatch_abs_log", 1, AHEAD_TICKS, f"one step off, {pace}: mismatch"),
+        ]
+    common = {
+        "train": {"num_ticks": AHEAD_TICKS},
+        "cadence": {"evaluate_every": 5, "save_every": 50, "keep_checkpoints": 1},
+        "reference": {"samples": 0},
+        "value_pretraining": {"diagnose_steps": 0},
+    }
+    return {
+        "arms": arms, "figures": (("ahead", tuple(arms)),), "questions": tuple(questions),
+        "seeds": OTHER_SEEDS, "common": common, "cost_baseline": "tiny-in_turns", "workers": 1,
     }  # fmt: skip

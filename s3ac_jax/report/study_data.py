@@ -44,6 +44,11 @@ MORE_METRICS = (
     "critic_clipped_steps",
     "actor_ratio_clipped",
     "mismatch_kept",
+    "mismatch_abs_log",
+    "staleness",
+    "overlap",
+    "time_gather",
+    "time_wait",
     "time_reward",
     "time_prepare",
 )
