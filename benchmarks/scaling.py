@@ -29,13 +29,13 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 from ml_collections import config_flags
+from rows import packed
 
 from s3ac_jax.config.boundary import from_config_dict
-from s3ac_jax.core.types import Packed
-from s3ac_jax.parallel.mesh import MeshSpec, make_mesh, spec_of
+from s3ac_jax.parallel.mesh import MeshSpec, make_mesh
 from s3ac_jax.rollout.backend import MAX_STOP_IDS, Sampling
 from s3ac_jax.rollout.engine import Engine
-from s3ac_jax.rollout.local import mover
+from s3ac_jax.rollout.local import sender
 from s3ac_jax.train.learner import params_of
 from s3ac_jax.train.programs import fresh_learner, make_programs
 
@@ -85,31 +85,6 @@ def config_of(tokens, segment, devices):
     )  # fmt: skip
 
 
-def packed(config, mesh, segment):
-    """One row full of responses, where the steps expect it. Source: ours."""
-    tokens = config.train.pack_tokens
-    rng = np.random.default_rng(0)
-    place, number = np.arange(tokens) % segment, np.arange(tokens) // segment
-    last = place == segment - 1
-
-    def laid(x):
-        x = np.asarray(x)[None]
-        where = spec_of(("rows", None), x.shape, mesh)
-        return jax.device_put(x, jax.sharding.NamedSharding(mesh, where))
-
-    return Packed(
-        tokens=laid(rng.integers(config.model.vocab_size, size=tokens, dtype=np.int32)),
-        segment_ids=laid(1 + number.astype(np.int32)),
-        positions=laid(place.astype(np.int32)),
-        mask=laid(place >= PROMPT),
-        response=laid(number.astype(np.int32)),
-        num_trainable=laid(np.full(tokens, segment - PROMPT, np.int32)),
-        reward=laid((last & (number % 2 == 0)).astype(np.float32)),
-        logp_rollout=laid(np.full(tokens, -np.log(config.model.vocab_size), np.float32)),
-        rows=jnp.int32(1),
-    )
-
-
 def least(run):
     """CPU seconds of the call that took least, the first one left out. Source: ours."""
     jax.block_until_ready(run())
@@ -127,7 +102,7 @@ def training(tokens, segment, devices):
     programs, mesh = make_programs(config), make_mesh(config.mesh)
     key, seconds = jax.random.key(0), {}
     with jax.set_mesh(mesh):
-        row = packed(config, mesh, segment)
+        row = packed(config, mesh, 1, segment, PROMPT)
         actor = fresh_learner(programs.actor, mesh, key)
         critic = fresh_learner(programs.critic, mesh, key)
         weights = params_of(actor), params_of(critic)
@@ -158,7 +133,7 @@ def sampling(tokens, devices):
         network, slots=SLOTS, cache_tokens=tokens + (MOST + 1) * STEPS,
         steps_per_dispatch=STEPS, stop_ids=(), prefill_chunk=PREFILL_CHUNK,
     )  # fmt: skip
-    params = mover(network, mesh)(network.init(jax.random.key(0)))
+    params = sender(network, mesh)(network.init(jax.random.key(0)))
     prompt = np.ones((devices, tokens), np.int32), np.full(devices, tokens, np.int32)
     settings = Sampling(
         np.arange(SLOTS, dtype=np.uint32), np.ones(SLOTS, np.float32),

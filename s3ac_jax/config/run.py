@@ -248,6 +248,11 @@ class RunConfig:
         return self.rollout.mesh or self.mesh.for_decoding()
 
     @property
+    def samples_in_place(self) -> bool:
+        """Whether weights lie for sampling as they do for training. Source: ours."""
+        return self.decode_mesh == self.mesh and self.mesh.fsdp * self.mesh.expert == 1
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest prompt plus response. Source: ours."""
         return self.task.max_prompt_tokens + self.rollout.max_response_tokens

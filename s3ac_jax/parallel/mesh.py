@@ -113,20 +113,6 @@ def _grid(devices: list[jax.Device], shape: tuple[int, ...]) -> np.ndarray:
     )
 
 
-def regrid(mesh: Mesh, spec: MeshSpec) -> Mesh:
-    """The same devices in the same order under other axis sizes.
-
-    Raises ValueError when there are not as many. Source: ours: one program moves arrays from one to
-    the other, on however many hosts.
-    """
-    if spec.num_devices != mesh.size:
-        raise ValueError(
-            f"rollout.mesh must have as many devices as mesh ({mesh.size}), got {spec.num_devices}"
-        )
-    grid = mesh.devices.reshape(dataclasses.astuple(spec))
-    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
-
-
 def platform() -> str:
     """What the mesh in context is made of ("cpu", "tpu", "cuda"), else what this process has.
 

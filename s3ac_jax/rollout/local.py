@@ -13,6 +13,7 @@ from s3ac_jax.core.types import Prompt, PyTree, Rollout
 from s3ac_jax.models.network import Network
 from s3ac_jax.parallel.hosts import keep_pace
 from s3ac_jax.parallel.mesh import shardings
+from s3ac_jax.parallel.regrid import Regrid
 from s3ac_jax.rollout.assemble import Assembly, tally
 from s3ac_jax.rollout.backend import RolloutError, Sampling, digest_of, hex_digest
 from s3ac_jax.rollout.engine import Block, Engine
@@ -26,14 +27,15 @@ class LocalRollout:
     max_response_tokens: limits of one request. Admission is longest prompt first, so that the
     long responses do not all start last. On several hosts every one of them makes the same calls
     in the same order: what is decided here follows from the requests and the blocks alone.
-    mesh: where responses are made, None for the mesh in context; weights are brought there from
-    wherever they lie. apart: its devices are others than those.
+    mesh: where responses are made, None for the mesh in context. move: brings weights there in the
+    compute dtype, None if they lie there.
     Source: ours, on JetStream's engine interface; the protocol is that of `rollout/backend.py`.
     """
 
     def __init__(
         self, engine: Engine, *, insert_batch: int, max_prompt_tokens: int,
-        max_response_tokens: int, mesh: Mesh | None = None, apart: bool = False,
+        max_response_tokens: int, mesh: Mesh | None = None,
+        move: Callable[[PyTree], PyTree] | None = None,
     ):  # fmt: skip
         if engine.cache_tokens < max_prompt_tokens + max_response_tokens:
             raise ValueError(
@@ -43,7 +45,7 @@ class LocalRollout:
         self.engine = engine
         self.insert_batch = insert_batch
         self.mesh = mesh
-        self._moved = None if mesh is None else mover(engine.network, mesh, apart=apart)
+        self._move = move or engine.network.in_compute_dtype
         self.max_prompt_tokens = max_prompt_tokens
         self.max_response_tokens = max_response_tokens
         # Made once, or every new set of slots would be compiled anew.
@@ -63,8 +65,7 @@ class LocalRollout:
 
         What needs no change is shared, not copied. Source: ours.
         """
-        cast = self._moved or self.engine.network.in_compute_dtype
-        params = cast(params)
+        params = self._move(params)
         with self._on_mesh():
             # Now, for the trainer may donate the weights later; but nobody waits for it.
             self._digest = digest_of(params)
@@ -190,16 +191,28 @@ class LocalRollout:
         return waiting
 
 
-def mover(network: Network, mesh: Mesh, *, apart: bool = False) -> Callable[[PyTree], PyTree]:
-    """params -> as a forward pass reads them, on another mesh of the same devices, or of others.
+class Mover:
+    """params -> as a forward pass reads them, on another mesh of the same devices.
 
-    Source: ours: cast first, so that half the bytes travel; on the same devices it is one program,
-    on however many hosts.
+    program, places: what is run, and where its results are in the end.
+    Source: ours: cast first, so that half the bytes travel; one program, on however many hosts.
     """
+
+    def __init__(self, network: Network, grids: Regrid):
+        self._grids = grids
+        self.places = shardings(network.axes, network.abstract, grids.target, whole=True)
+        before = jax.tree.map(grids.before, self.places)
+        self.program = jax.jit(network.in_compute_dtype, out_shardings=before)
+
+    def __call__(self, params: PyTree) -> PyTree:
+        """The weights there. Source: ours."""
+        return self._grids.after(self.program(params), self.places)
+
+
+def sender(network: Network, mesh: Mesh) -> Callable[[PyTree], PyTree]:
+    """params -> as a forward pass reads them, on the devices of another mesh. Source: ours."""
     places = shardings(network.axes, network.abstract, mesh, whole=True)
-    if apart:
-        return lambda params: jax.device_put(network.in_compute_dtype(params), places)
-    return jax.jit(network.in_compute_dtype, out_shardings=places)
+    return lambda params: jax.device_put(network.in_compute_dtype(params), places)
 
 
 def _take(made: Assembly, owner: np.ndarray, block: Block) -> None:

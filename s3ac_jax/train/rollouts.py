@@ -14,10 +14,11 @@ from s3ac_jax.io.hf_weights import read_origin, save_params
 from s3ac_jax.io.orbax_weights import save_orbax
 from s3ac_jax.models.lora import merge_lora
 from s3ac_jax.models.network import Network
-from s3ac_jax.parallel.mesh import make_mesh, regrid
+from s3ac_jax.parallel.mesh import make_mesh
+from s3ac_jax.parallel.regrid import regrid
 from s3ac_jax.rollout.backend import RolloutBackend
 from s3ac_jax.rollout.engine import Engine
-from s3ac_jax.rollout.local import LocalRollout
+from s3ac_jax.rollout.local import LocalRollout, Mover, sender
 from s3ac_jax.train.token_file import read_token
 
 # The servers may still read the last but one when the next is written.
@@ -56,10 +57,10 @@ def make_rollout(
     }
     if rollout.backend == "local":
         engine = make_engine(config, network, stop_ids)
+        there, move = _there(config, network, mesh)
         return LocalRollout(
-            engine, insert_batch=rollout.insert_batch, mesh=_mesh(config, mesh),
-            apart=rollout.apart, **limits,
-        )  # fmt: skip
+            engine, insert_batch=rollout.insert_batch, mesh=there, move=move, **limits
+        )
     if jax.process_count() > 1:
         raise ValueError(
             f"rollout.backend={rollout.backend} works with one trainer process, here: "
@@ -110,11 +111,16 @@ def make_rollout(
     )  # fmt: skip
 
 
-def _mesh(config: RunConfig, mesh: Mesh) -> Mesh | None:
-    """Where responses are made, None for the training's own mesh."""
+def _there(
+    config: RunConfig, network: Network, mesh: Mesh
+) -> tuple[Mesh | None, Callable[[PyTree], PyTree] | None]:
+    """Where responses are made and what brings weights there, None for the training's own mesh."""
     spec = config.decode_mesh
     if not config.rollout.apart:
-        return None if spec == config.mesh else regrid(mesh, spec)
+        if config.samples_in_place:
+            return None, None
+        grids = regrid(mesh, spec)
+        return grids.target, Mover(network, grids)
     if jax.process_count() > 1:
         raise ValueError(
             f"rollout.apart works with one process, here: {jax.process_count()}; sample on servers "
@@ -126,7 +132,8 @@ def _mesh(config: RunConfig, mesh: Mesh) -> Mesh | None:
             f"rollout.mesh needs {spec.num_devices} devices beside the {mesh.size} of mesh, here "
             f"are {len(others)}"
         )
-    return make_mesh(spec, others)
+    apart = make_mesh(spec, others)
+    return apart, sender(network, apart)
 
 
 def _exporter(config: RunConfig) -> Callable[[PyTree, Path], None]:

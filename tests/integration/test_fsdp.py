@@ -28,8 +28,7 @@ LITTLE = 1024
 
 def machine_of(devices):
     config = dataclasses.replace(run_config(mesh=MeshSpec(fsdp=devices)), model=SPEC)
-    mesh = make_mesh(config.mesh)
-    return machine_on(config, mesh, mesh)
+    return machine_on(config, make_mesh(config.mesh))
 
 
 def held(learner):

@@ -135,8 +135,7 @@ def make_machine(config: RunConfig, target: Target) -> Machine:
         mesh = parallel.make_mesh(config.mesh, target.devices)
     except ValueError as error:
         raise PlanError(str(error)) from error
-    same = config.decode_mesh == config.mesh
-    return machine_on(config, mesh, mesh if same else parallel.regrid(mesh, config.decode_mesh))
+    return machine_on(config, mesh)
 
 
 def _suggested(mesh: MeshSpec, devices: int) -> str:

@@ -81,3 +81,19 @@ def cpu(memory: float, devices: int) -> Chip:
         "cpu", "cpu", devices, memory / devices, CPU_FLOPS, CPU_BANDWIDTH, CPU_BANDWIDTH,
         CPU_BANDWIDTH,
     )  # fmt: skip
+
+
+# A part of the name by which JAX calls a device, the more special first.
+_KINDS = {
+    "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v6": "v6e",
+    "TPU7x": "tpu7x", "A100": "a100", "H100": "h100", "H200": "h200", "B200": "b200",
+}  # fmt: skip
+
+
+def chip_of(device_kind: str) -> Chip | None:
+    """The chip of a device of this kind (`jax.Device.device_kind`), None if it is not known.
+
+    Source: names as PJRT's plugins give them: "TPU v5 lite", "NVIDIA H200".
+    """
+    named = (CHIPS[name] for part, name in _KINDS.items() if part in device_kind)
+    return next(named, None)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from s3ac_jax.core.types import PyTree
-from s3ac_jax.rollout.local import mover
+from s3ac_jax.rollout.local import Mover
 from s3ac_jax.train.learner import params_of
 from s3ac_jax.train.plan import arguments as args
 from s3ac_jax.train.plan import flops, traffic
@@ -61,16 +61,17 @@ def _weights(machine: Machine) -> Generator[Step, Compiled, PyTree | None]:
     engine, mesh = machine.engine, machine.decode_mesh
     network, policy = engine.network, params_of(machine.actor)
     held = frozenset({"actor weights"})
-    if mesh is not machine.mesh or network.spec.dtype != "float32":
+    mover = machine.grids and Mover(network, machine.grids)
+    if mover is not None or network.spec.dtype != "float32":
         cast = network.in_compute_dtype
-        program = jax.jit(cast) if mesh is machine.mesh else mover(network, mesh)
         made = yield Step(
-            "weight sync", "sync", program, (policy,), machine.mesh, 1.0, held,
-            moved=2 * args.device_bytes(policy),
+            "weight sync", "sync", jax.jit(cast) if mover is None else mover.program, (policy,),
+            machine.mesh, 1.0, held, moved=2 * args.device_bytes(policy),
         )  # fmt: skip
         if made.memory is None:
             return None
-        policy, held = args.placed(args.shapes(mesh, cast, policy), made.places), frozenset()
+        places = made.places if mover is None else mover.places
+        policy, held = args.placed(args.shapes(mesh, cast, policy), places), frozenset()
     if engine.scan_layers and engine.weights == "model":
         return policy
     made = yield Step(

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core.types import Learner, PyTree
+from s3ac_jax.parallel.regrid import Regrid, regrid
 from s3ac_jax.rollout.engine import Engine
 from s3ac_jax.train.learner import params_of
 from s3ac_jax.train.plan import arguments as args
@@ -53,26 +54,35 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Both meshes of a run, and its state as shapes with places. Source: ours."""
+    """Both meshes of a run, and its state as shapes with places.
+
+    grids: how the training's becomes the sampler's, None where that is the same. Source: ours.
+    """
 
     config: RunConfig
     programs: Programs
     mesh: Mesh
-    decode_mesh: Mesh
+    grids: Regrid | None
     engine: Engine
     actor: Learner
     critic: Learner | None
 
+    @property
+    def decode_mesh(self) -> Mesh:
+        """Where responses are made. Source: ours."""
+        return self.mesh if self.grids is None else self.grids.target
 
-def machine_on(config: RunConfig, mesh: Mesh, decode_mesh: Mesh) -> Machine:
-    """The run of this config on these meshes, nothing compiled and no array made. Source: ours."""
+
+def machine_on(config: RunConfig, mesh: Mesh) -> Machine:
+    """The run of this config on this mesh, nothing compiled and no array made. Source: ours."""
     programs, critic = make_programs(config), None
     if config.recipe.critic is not None:
         critic = abstract_learner(programs.critic, mesh)
     # What ends a response is a number like any other.
     engine = make_engine(config, programs.actor.network, stop_ids=(0,))
+    grids = None if config.samples_in_place else regrid(mesh, config.decode_mesh)
     return Machine(
-        config, programs, mesh, decode_mesh, engine, abstract_learner(programs.actor, mesh), critic
+        config, programs, mesh, grids, engine, abstract_learner(programs.actor, mesh), critic
     )
 
 
