@@ -45,7 +45,7 @@ def abstract(spec, platform):
 def test_steps_and_sampling_lower(name, platform):
     config = load(name)
     mesh, decode_mesh = abstract(config.mesh, platform), abstract(config.decode_mesh, platform)
-    machine = machine_on(config, mesh, decode_mesh)
+    machine = machine_on(config, mesh)
     lowered = []
     for step in training_steps(machine):
         if step.trains:

@@ -1,4 +1,4 @@
-"""The benchmark of an accelerator, on what is here: every step runs, and its figures fit together."""
+"""The benchmark of an accelerator, on what is here: steps run, and figures fit together."""
 
 import os
 import re

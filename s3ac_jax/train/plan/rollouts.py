@@ -61,7 +61,7 @@ def _weights(machine: Machine) -> Generator[Step, Compiled, PyTree | None]:
     engine, mesh = machine.engine, machine.decode_mesh
     network, policy = engine.network, params_of(machine.actor)
     held = frozenset({"actor weights"})
-    mover = machine.grids and Mover(network, machine.grids)
+    mover = None if machine.grids is None else Mover(network, machine.grids)
     if mover is not None or network.spec.dtype != "float32":
         cast = network.in_compute_dtype
         made = yield Step(

@@ -1,6 +1,7 @@
 """The programs of a run, one after the other as a tick calls them, each ready to be compiled."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,18 +55,21 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Both meshes of a run, and its state as shapes with places.
-
-    grids: how the training's becomes the sampler's, None where that is the same. Source: ours.
-    """
+    """The mesh of a run, and its state as shapes with places. Source: ours."""
 
     config: RunConfig
     programs: Programs
     mesh: Mesh
-    grids: Regrid | None
     engine: Engine
     actor: Learner
     critic: Learner | None
+
+    @functools.cached_property
+    def grids(self) -> Regrid | None:
+        """How the mesh becomes the sampler's, None where that is the same. Source: ours."""
+        if self.config.samples_in_place:
+            return None
+        return regrid(self.mesh, self.config.decode_mesh)
 
     @property
     def decode_mesh(self) -> Mesh:
@@ -80,10 +84,7 @@ def machine_on(config: RunConfig, mesh: Mesh) -> Machine:
         critic = abstract_learner(programs.critic, mesh)
     # What ends a response is a number like any other.
     engine = make_engine(config, programs.actor.network, stop_ids=(0,))
-    grids = None if config.samples_in_place else regrid(mesh, config.decode_mesh)
-    return Machine(
-        config, programs, mesh, grids, engine, abstract_learner(programs.actor, mesh), critic
-    )
+    return Machine(config, programs, mesh, engine, abstract_learner(programs.actor, mesh), critic)
 
 
 def training_steps(machine: Machine) -> Iterator[Step]:

@@ -60,7 +60,7 @@ def test_every_number_is_where_it_belongs(first, second):
 @pytest.mark.parametrize(("first", "second"), CASES)
 def test_a_device_keeps_a_part_of_what_it_has(first, second):
     """Of each dimension that both cut, by hand: what a device needs lies within what it holds."""
-    here, grids, there = places(first, second)
+    here, _, there = places(first, second)
     held, wanted = (place.devices_indices_map(SHAPE) for place in (here, there))
     for axis, dimension in (("expert", 1), ("tensor", 3)):
         few, many = sorted((getattr(first, axis), getattr(second, axis)))
