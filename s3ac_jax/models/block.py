@@ -7,10 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from s3ac_jax.models.int8 import Int8Matrix
 from s3ac_jax.models.spec import DecoderSpec
+from s3ac_jax.models.stack import PRODUCT
 from s3ac_jax.parallel.layout import Axes, gathered, stored
 
 
@@ -62,13 +64,13 @@ def matmul(
 ) -> Float[Array, "N O"]:
     """x w in the dtype of x, inner and outer axes of w flattened. axes: their logical names.
 
-    Product and gradients accumulate in float32; w's has the dtype of w.
+    Product and gradients accumulate in float32; w's has the dtype of w. The result is a PRODUCT to
+    the remat policies.
     Source: ours: asked for a bfloat16 result, XLA:CPU widens both operands first, and a decode step
     took 3 times as long (measured).
     """
-    if x.dtype == jnp.float32:
-        return x @ gathered(w.astype(x.dtype), axes).reshape(x.shape[-1], -1)
-    return _low_matmul(x, w, axes)
+    product = x @ _read(x, w, axes) if x.dtype == jnp.float32 else _low_matmul(x, w, axes)
+    return checkpoint_name(product, PRODUCT)
 
 
 def _read(x: Array, w: Array, axes: Axes) -> Array:

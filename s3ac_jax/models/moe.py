@@ -173,10 +173,6 @@ class MoE(Block):
         chosen, gates = route(logits, replay, per_token=moe.per_token, renormalise=moe.renormalise)
         sent = jnp.where(real[:, None], chosen, moe.num_experts)
         weights = {name: getattr(self, name)[...] for name in ("gate", "up", "down")}
-        weights = {
-            name: w if isinstance(w, Int8Matrix) else w.astype(x.dtype)
-            for name, w in weights.items()
-        }
         axes: dict[str, tuple[str | None, ...]] = {
             name: getattr(self, name).axes[1:] for name in ("gate", "up", "down")
         }  # fmt: skip

@@ -121,7 +121,8 @@ class DecoderSpec:
     dtype: of activations and matmuls; norms, softmax, routers and both heads work in float32.
     remat: recompute each layer in the backward pass instead of keeping its activations.
     remat_policy: what is kept nevertheless: the layer's input ("nothing" else), also the results of
-    its products with weights ("matmuls"), or its input in the host's memory ("offload").
+    its products with weights, but not of experts ("matmuls"), or its input in the host's memory
+    ("offload").
     attention: of whole rows; see `models/attention.py`.
     onehot_embedding: look tokens up by a matmul with one-hot rows. On XLA:CPU the scatter-add
     that is the gradient of a gather costs more than this matmul up to a few hundred tokens.

@@ -17,8 +17,9 @@ from s3ac_jax.core.types import PyTree
 from s3ac_jax.models.spec import RematPolicy
 
 Kinds = tuple[str, ...]
-# The one array of a layer that a remat policy speaks of by name.
-LAYER_INPUT = "layer_input"
+# The arrays of a layer that remat policies speak of by name: what comes in, and its products with
+# weights that every token uses.
+LAYER_INPUT, PRODUCT = "layer_input", "product"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +77,10 @@ def scan_layers(
     "layer" those stacked over all layers; step gets one layer's slice of each. numbers: place of
     the layer in each of its stacks. step returns a dict of what to keep, keyed like per_block;
     the results are stacked likewise. remat: what the backward pass finds of each layer, None for
-    everything; "offload" is of what step calls LAYER_INPUT. indexed: read each layer by its number
-    instead of cutting the stacks into turns. That has no good gradient (a sum over whole stacks per
-    turn) but copies nothing, where XLA:CPU copies every stack that is reshaped on its way into a
-    loop: 0.4 GB per token for 135M weights.
+    everything; "offload" is of what step calls LAYER_INPUT, "matmuls" of what it calls PRODUCT.
+    indexed: read each layer by its number instead of cutting the stacks into turns. That has no
+    good gradient (a sum over whole stacks per turn) but copies nothing, where XLA:CPU copies every
+    stack that is reshaped on its way into a loop: 0.4 GB per token for 135M weights.
     Source: ours.
     """
     done = dict.fromkeys(per_block, 0)
@@ -173,7 +174,8 @@ def _policy(remat: RematPolicy) -> Callable[..., Any] | None:
         case "nothing":
             return None
         case "matmuls":
-            return policies.checkpoint_dots_with_no_batch_dims
+            # By name: a product with a gradient of its own is no dot to them.
+            return policies.save_only_these_names(PRODUCT)
         case "offload":
             return policies.save_and_offload_only_these_names(
                 names_which_can_be_saved=[], names_which_can_be_offloaded=[LAYER_INPUT],

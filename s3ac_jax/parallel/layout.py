@@ -7,7 +7,7 @@ import jax
 from jax.sharding import AbstractMesh, PartitionSpec
 from jaxtyping import Array, Shaped
 
-from s3ac_jax.parallel.mesh import mesh_in_context, names, spec_of
+from s3ac_jax.parallel.mesh import WIDTHS, mesh_in_context, names, spec_of
 
 Axes = tuple[str | None, ...]
 
@@ -68,10 +68,6 @@ def _rows(x: Array) -> Array:
     return jax.lax.with_sharding_constraint(x, spec)
 
 
-# What a weight is cut by only to be stored.
-_STORED = ("fsdp", "expert")
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def gathered(w: Array, axes: Axes) -> Array:
     """A dense weight as a product reads it: whole, but for what `tensor` shares out.
@@ -103,9 +99,6 @@ def _placed(w: Array, axes: Axes, *, stored: bool) -> Array:
     mesh = mesh_in_context()
     if mesh is None:
         return w
-    spec = spec_of(axes, w.shape, mesh)
     if not stored:
-        spec = PartitionSpec(
-            *(tuple(n for n in names(entry) if n not in _STORED) or None for entry in spec)
-        )
-    return jax.lax.with_sharding_constraint(w, spec)
+        axes = tuple(None if axis in WIDTHS else axis for axis in axes)
+    return jax.lax.with_sharding_constraint(w, spec_of(axes, w.shape, mesh))

@@ -17,13 +17,14 @@ MESH_AXES = ("data", "fsdp", "tensor", "expert", "context")
 
 # Logical axis -> mesh axes. Weights of one name on two mesh axes would collide; see `spec_of`.
 # Devices that hold other experts share out the rows too: all else would be done once for each.
+# What devices do for other tokens is summed in any case: so each stores a part of the weight.
 RULES: dict[str | None, tuple[str, ...]] = {
     "rows": ("data", "fsdp", "expert"),
     "context": ("context",),
     "tokens": ("data", "fsdp", "expert", "context"),
     "vocab": ("tensor",),
-    "embed": ("fsdp", "expert"),
-    "expert_embed": ("fsdp",),
+    "embed": ("fsdp", "expert", "context"),
+    "expert_embed": ("fsdp", "context"),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "linear_heads": ("tensor",),
@@ -36,7 +37,7 @@ RULES: dict[str | None, tuple[str, ...]] = {
 }
 
 # What is cut only so that a device has less to store.
-_WIDTHS = ("embed", "expert_embed")
+WIDTHS = ("embed", "expert_embed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +156,7 @@ def shardings(axes: PyTree, abstract: PyTree, mesh: Mesh, *, whole: bool = False
 
     def place(leaf: Any, axes: tuple[str | None, ...]) -> NamedSharding:
         if whole:
-            axes = tuple(None if axis in _WIDTHS else axis for axis in axes)
+            axes = tuple(None if axis in WIDTHS else axis for axis in axes)
         return NamedSharding(mesh, spec_of(axes, leaf.shape, mesh))
 
     return jax.tree.map(place, abstract, axes)

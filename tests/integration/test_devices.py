@@ -182,7 +182,7 @@ def weights_are_spread_and_moments_lie_beside_them(four_devices):
     shape = {name: leaf.shape for name, leaf in named_leaves(parts.critic.network.abstract).items()}
     gate = places["trainable/backbone/layers/mlp/gate"]
     layers, width, mlp = shape["backbone/layers/mlp/gate"]
-    share = (layers, width // mesh.fsdp, mlp // mesh.tensor)
+    share = (layers, width // (mesh.fsdp * mesh.context), mlp // mesh.tensor)
     assert gate.shard_shape((layers, width, mlp)) == share
     moments = [key for key in places if key.startswith("opt_state") and key.endswith("mlp/gate")]
     assert moments
@@ -336,3 +336,22 @@ def test_experts_that_devices_can_and_cannot_share_out():
         got = run(MeshSpec(tensor=2, expert=2), num_experts, width)
         for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mesh", [MeshSpec(data=4), MeshSpec(fsdp=4), MeshSpec(context=4)])
+def test_gradients_of_experts_are_summed_in_float32(mesh):
+    """256 + 1 is 256 in bfloat16."""
+    x = jnp.array([[256.0], [1.0], [1.0], [1.0]], jnp.bfloat16)
+    one = jnp.ones((4, 1), jnp.int32)
+
+    def first(x, experts, gates, weights, *, shards):
+        return x @ weights["w"][0]
+
+    def total(w):
+        axes = {"w": ("experts", None, "expert_embed")}
+        y = over_experts(first, x, one, one, {"w": w}, axes, num_experts=1)
+        return jnp.sum(y.astype(jnp.float32))
+
+    with jax.set_mesh(make_mesh(mesh)):
+        gradient = jax.jit(jax.grad(total))(jnp.ones((1, 1, 4), jnp.float32))
+    np.testing.assert_array_equal(gradient, np.full((1, 1, 4), 259.0))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from s3ac_jax.core.trees import named_leaves
 from s3ac_jax.models.cache import empty_cache, insert
@@ -210,6 +211,28 @@ def test_remat_changes_no_gradient():
         found.append(jax.jit(jax.grad(loss))(params))
     for a, b in zip(*map(jax.tree.leaves, found), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def products(jaxpr):
+    """Products of matrices in a traced function, those of a loop's body once."""
+    inner = (sub for eqn in jaxpr.eqns for sub in jaxprs_in_params(eqn.params))
+    return sum(eqn.primitive.name == "dot_general" for eqn in jaxpr.eqns) + sum(
+        map(products, inner)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_a_backward_pass_computes_again(dtype):
+    inputs, _ = layout("packed", sequences(5))
+    found = {}
+    for remat, policy in ((False, "nothing"), (True, "nothing"), (True, "matmuls")):
+        spec = dataclasses.replace(SPEC, remat=remat, remat_policy=policy, dtype=dtype)
+        params = random_params(actor_network(spec), 8)
+        loss = lambda params, spec=spec: run(spec, params, inputs)[0][-1].sum()  # noqa: E731
+        found[remat, policy] = products(jax.make_jaxpr(jax.grad(loss))(params).jaxpr)
+    # Of a layer: q, k, v, o, gate and up (nobody asks for down again), scores and their sums.
+    assert found[True, "matmuls"] == found[False, "nothing"] + 2
+    assert found[True, "nothing"] == found[False, "nothing"] + 6 + 2
 
 
 def test_bfloat16_activations_stay_near_float32():
