@@ -105,6 +105,8 @@ def get_config(arg: str = "s3ac_group") -> config_dict.ConfigDict:
             insert_batch=64,
             temperature=1.0,
             scan_layers=True,
+            # A step of one token per row reads all weights of a device: the fewer, the faster.
+            mesh=MeshSpec(data=2, expert=32),
         ),
         reference=ReferenceConfig(),
         value_pretraining=ValuePretrainingConfig(

@@ -101,9 +101,11 @@ def get_config(arg: str = "s3ac_group") -> config_dict.ConfigDict:
             slots=1024,
             max_response_tokens=MAX_RESPONSE_TOKENS,
             steps_per_dispatch=64,
-            insert_batch=128,
+            insert_batch=256,
             temperature=1.0,
             scan_layers=True,
+            # A step of one token per row reads all weights of a device: the fewer, the faster.
+            mesh=MeshSpec(data=4, tensor=2, expert=64),
         ),
         reference=ReferenceConfig(),
         value_pretraining=ValuePretrainingConfig(
@@ -126,6 +128,6 @@ def get_config(arg: str = "s3ac_group") -> config_dict.ConfigDict:
         ),
         scheduler=SchedulerConfig(candidates=512),
         cadence=CadenceConfig(evaluate_every=20, save_every=5),
-        mesh=MeshSpec(fsdp=16, tensor=2, expert=8, context=2),
+        mesh=MeshSpec(fsdp=16, expert=8, context=4),
     )
     return to_config_dict(run, recipe=arg)

@@ -14,7 +14,7 @@ from s3ac_jax.config.flags import run_app
 
 FLAGS = flags.FLAGS
 _TOPOLOGY = flags.DEFINE_string(
-    "topology", None, "The machine: v5e:4x4, 2*v5p:4x4x4 (two slices), h100:2x8, cpu:4."
+    "topology", None, "The machine: v5e:4x4, v5e:1x1, 2*v5p:4x4x4 (two slices), h100:2x8, cpu:4."
 )
 _FULL = flags.DEFINE_bool("full", False, "Compile with XLA's default effort, 2 to 4 times as long.")
 _SEARCH = flags.DEFINE_bool("search", False, "Look for the largest micro_rows and pack_tokens too.")

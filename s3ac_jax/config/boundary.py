@@ -15,7 +15,8 @@ from s3ac_jax.algos.recipe import RECIPES, Recipe
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core.errors import RunError
 
-# What a resumed run may change: how long it goes on and what it looks at, never what it computes.
+# What a resumed run may change: how long it goes on, what it looks at, and how the work is shared
+# out, which changes numbers by rounding at most; never what it computes.
 FREE_KEYS: set[str] = {
     "cadence.evaluate_every",
     "cadence.keep_checkpoints",
@@ -23,15 +24,30 @@ FREE_KEYS: set[str] = {
     "evaluation.bootstrap",
     "evaluation.chunk_rows",
     "evaluation.every",
+    "mesh",
+    "model.attention",
+    "model.remat",
+    "model.remat_policy",
     "rollout.addresses",
+    "rollout.apart",
+    "rollout.insert_batch",
     "rollout.max_in_flight",
+    "rollout.mesh",
+    "rollout.prefill_chunk",
+    "rollout.scan_layers",
     "rollout.server_patience_s",
+    "rollout.slots",
+    "rollout.steps_per_dispatch",
     "rollout.tls_ca",
     "rollout.token_file",
     "rollout.weights_folder",
     "task.graders",
+    "train.micro_rows",
     "train.num_ticks",
+    "train.offload",
 }
+# With rollout.ahead=1 they say before which ticks nothing is made ahead.
+_WHEN_SAVED = {"cadence.save_every", "evaluation.every"}
 
 _NAMES = {bool: "a bool", float: "a float", int: "an int", str: "a str"}
 
@@ -99,6 +115,14 @@ def kept_run(kept: Mapping[str, Any]) -> RunConfig:
     except TypeError as error:  # a column is missing
         raise ConfigError(f"recipe: {error}") from error
     return section(RunConfig, {**kept, "recipe": recipe})
+
+
+def free_keys(config: RunConfig) -> set[str]:
+    """The dotted names of what may be another in the config of a run that goes on.
+
+    Source: ours: a resumed run must be the same run.
+    """
+    return FREE_KEYS - _WHEN_SAVED if config.rollout.ahead else FREE_KEYS
 
 
 def completed(kept: dict[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,8 @@ class MeshSpec:
 
 
 def make_mesh(spec: MeshSpec, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh over the first devices. Raises ValueError when there are too few.
+    """The mesh over the first devices. Raises ValueError when there are too few, or when they
+    are no block of a TPU slice.
 
     Source: ours.
     """
@@ -99,7 +100,14 @@ def _grid(devices: list[jax.Device], shape: tuple[int, ...]) -> np.ndarray:
         return np.array(devices).reshape(shape)
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     if slices == 1:
-        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        try:
+            return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        except (AssertionError, NotImplementedError) as error:
+            # An assertion is JAX's word for devices that are no block of the torus.
+            raise ValueError(
+                f"a mesh of {len(devices)} devices can't be laid on a part of a TPU slice that is "
+                "no whole block of it; take all of it, or halves"
+            ) from error
     # Between slices only gradients travel: over data, or over fsdp where that is all there is.
     axis = next((n for n in (0, 1) if shape[n] % slices == 0), None)
     if axis is None:
@@ -169,24 +177,27 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def on_host(tree: PyTree) -> PyTree:
     """The arrays in the memory of the hosts of their devices, laid out as before; those given are
-    deleted. Source: ours."""
+    deleted. Of shapes, where such arrays lie. Source: ours."""
     return _in_memory(tree, "pinned_host")
 
 
 def on_device(tree: PyTree) -> PyTree:
     """The arrays in the memory of their devices, laid out as before; those given are deleted.
 
-    Source: ours.
+    Of shapes, where such arrays lie. Source: ours.
     """
     return _in_memory(tree, "device")
 
 
 def _in_memory(tree: PyTree, kind: str) -> PyTree:
-    def move(x: jax.Array) -> jax.Array:
+    def move(x: jax.Array | jax.ShapeDtypeStruct) -> jax.Array | jax.ShapeDtypeStruct:
         if x.sharding.memory_kind == kind:
             return x
+        place = x.sharding.with_memory_kind(kind)
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
         # Not donated to the copy: that is not implemented between memories.
-        moved = jax.device_put(x, x.sharding.with_memory_kind(kind))
+        moved = jax.device_put(x, place)
         x.delete()
         return moved
 

@@ -5,10 +5,13 @@ import math
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+from jaxtyping import Array
 
 from s3ac_jax.core.types import PyTree
 from s3ac_jax.parallel.mesh import MESH_AXES, MeshSpec, names
 
+Pieces = tuple[str, ...]
 # What weights are cut along where their width is whole, and where more of it comes from.
 _MODEL = ("tensor", "expert")
 _FREE = ("fsdp", "context", "data", *_MODEL)
@@ -18,29 +21,45 @@ _FREE = ("fsdp", "context", "data", *_MODEL)
 class Regrid:
     """From one mesh to another of the same devices.
 
-    between: the first, its axes cut into pieces. target: the second. parts: which pieces make up
-    its tensor and its expert axis, the first varies slowest.
+    between: the first, its axes cut into pieces. target: the second. pieces: those of each axis of
+    the first mesh; parts: those that make up each of the target that weights are cut along. The
+    first varies slowest.
     Source: ours.
     """
 
     between: Mesh
     target: Mesh
-    parts: dict[str, tuple[str, ...]]
+    pieces: dict[str, Pieces]
+    parts: dict[str, Pieces]
 
-    def before(self, place: NamedSharding) -> NamedSharding:
-        """Where an array lies by `place` on the target, in terms of the pieces.
+    def moved(self, tree: PyTree, here: PyTree, there: PyTree, dtypes: PyTree) -> PyTree:
+        """Inside a jitted function with `between` in context: arrays in other dtypes, where
+        `after` takes them.
 
-        Raises ValueError for another axis than tensor and expert. Source: ours.
+        here, there: shardings on the first mesh and on the target; of these by tensor and expert.
+        Source: ours: XLA's partitioner takes such a way for a sum over all devices, and then each
+        holds whole weights for a while (64 GiB for experts of which it keeps 1/128).
         """
-        entries = []
-        for entry in place.spec:
-            if other := set(names(entry)) - set(_MODEL):
-                raise ValueError(f"only tensor and expert have pieces, not {sorted(other)}")
-            entries.append(tuple(piece for name in names(entry) for piece in self.parts[name]))
-        return NamedSharding(self.between, PartitionSpec(*(entry or None for entry in entries)))
+
+        def move(x: Array, here: NamedSharding, there: NamedSharding, dtype: DTypeLike) -> Array:
+            held, wanted = self._cuts(here, self.pieces), self._cuts(there, self.parts)
+            return jax.shard_map(
+                lambda x: _exchanged(x.astype(dtype), held, wanted), mesh=self.between,
+                in_specs=_spec(held), out_specs=_spec(wanted), check_vma=False,
+            )(x)  # fmt: skip
+
+        return jax.tree.map(move, tree, here, there, dtypes)
+
+    def _cuts(self, place: NamedSharding, pieces: dict[str, Pieces]) -> list[Pieces]:
+        """The pieces that each dimension is cut along, of more than one device."""
+        size = self.between.shape
+        return [
+            tuple(p for name in names(entry) for p in pieces[name] if size[p] > 1)
+            for entry in place.spec
+        ]
 
     def after(self, tree: PyTree, places: PyTree) -> PyTree:
-        """Arrays laid out by `before(place)`, as arrays of the target; nothing is copied.
+        """What `moved` has made, as arrays of the target; nothing is copied.
 
         Source: ours: a program has its devices in one order, and the target has another.
         """
@@ -50,6 +69,36 @@ class Regrid:
             return jax.make_array_from_single_device_arrays(x.shape, place, shards)
 
         return jax.tree.map(renamed, tree, places)
+
+
+def _spec(cuts: list[Pieces]) -> PartitionSpec:
+    return PartitionSpec(*(cut or None for cut in cuts))
+
+
+def _exchanged(x: Array, held: list[Pieces], wanted: list[Pieces]) -> Array:
+    """Inside a shard_map: x cut along `held`, by its dimensions, cut along `wanted`."""
+    cuts = list(held)
+    # Widths last: what they give up may be what another dimension then takes.
+    for axis in sorted(range(x.ndim), key=lambda axis: not wanted[axis]):
+        while cuts[axis] != wanted[axis][: len(cuts[axis])]:
+            # The last varies fastest, so that what comes together is in order.
+            *rest, piece = cuts[axis]
+            cuts[axis] = tuple(rest)
+            taker = next(
+                (n for n, cut in enumerate(cuts) if (*cut, piece) == wanted[n][: len(cut) + 1]),
+                None,
+            )
+            if taker is None:
+                x = jax.lax.all_gather(x, piece, axis=axis, tiled=True)
+            else:
+                x = jax.lax.all_to_all(x, piece, taker, axis, tiled=True)
+                cuts[taker] = (*cuts[taker], piece)
+    for axis, cut in enumerate(cuts):
+        for piece in wanted[axis][len(cut) :]:
+            size = x.shape[axis] // jax.lax.axis_size(piece)
+            start = jax.lax.axis_index(piece) * size
+            x = jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+    return x
 
 
 def regrid(mesh: Mesh, spec: MeshSpec) -> Regrid:
@@ -68,7 +117,7 @@ def regrid(mesh: Mesh, spec: MeshSpec) -> Regrid:
     # Of each axis its pieces, the first varies slowest: what it keeps, what is free, what it gives.
     pieces: dict[str, dict[str, int]] = {axis: {axis: mesh.shape[axis]} for axis in MESH_AXES}
     free = {axis: axis for axis in MESH_AXES}
-    parts: dict[str, tuple[str, ...]] = {}
+    parts: dict[str, Pieces] = {}
     for axis in _MODEL:
         common = math.gcd(mesh.shape[axis], getattr(spec, axis))
         free[axis] = f"{axis}_rest"
@@ -90,7 +139,8 @@ def regrid(mesh: Mesh, spec: MeshSpec) -> Regrid:
     sides = ("data", "fsdp", "context", *_MODEL)
     grid = grid.reshape([getattr(spec, side) for side in sides])
     grid = grid.transpose([sides.index(axis) for axis in MESH_AXES])
-    return Regrid(between, _mesh(grid, MESH_AXES), parts)
+    names_of = {axis: tuple(sizes) for axis, sizes in pieces.items()}
+    return Regrid(between, _mesh(grid, MESH_AXES), names_of, parts)
 
 
 def _with(pieces: dict[str, int], of: str, given: str, share: int) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,9 @@ from s3ac_jax.train.learner import params_of
 from s3ac_jax.train.phases import PhaseTimes
 from s3ac_jax.train.tick import gather_batch, judge_of
 
+# How often a call in progress is told to end: the first time may come before it has begun.
+_ABORT_AGAIN_S = 0.1
+
 
 @dataclasses.dataclass(frozen=True)
 class Made:
@@ -29,6 +33,11 @@ class Made:
 
     batch: Gathered
     host: dict[str, float]
+
+    @property
+    def waited(self) -> float:
+        """Seconds that the trainer waited for it. Source: ours."""
+        return self.host.get("time/wait", 0.0)
 
 
 class Ahead:
@@ -47,6 +56,7 @@ class Ahead:
         apart = rollout.mesh if isinstance(rollout, LocalRollout) else None
         self._mesh = parts.mesh if apart is None else apart
         self._copied = _copier(parts, apart)
+        self._given_up = threading.Event()
         self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ahead")
         self._future: concurrent.futures.Future[tuple[Gathered, PhaseTimes, float]] | None = None
 
@@ -66,8 +76,11 @@ class Ahead:
         # A thread has a context of its own.
         with jax.set_mesh(self._mesh):
             key = jax.random.wrap_key_data(self._key)
-            batch = gather_batch(self._parts, state, key, judge, times)
+            batch = gather_batch(self._parts, state, key, judge, times, wanted=self._is_wanted)
         return batch, times, time.perf_counter()
+
+    def _is_wanted(self) -> bool:
+        return not self._given_up.is_set()
 
     def take(self) -> Made | None:
         """The batch that was begun, once it is there; None if none was.
@@ -91,10 +104,12 @@ class Ahead:
 
         Source: ours.
         """
-        if self._future is not None:
+        self._given_up.set()
+        while self._future is not None:
+            # Again: the thread may have been about to ask for responses.
             self._parts.rollout.abort()
-            concurrent.futures.wait([self._future])
-            self._future = None
+            if concurrent.futures.wait([self._future], _ABORT_AGAIN_S).done:
+                self._future = None
         self._pool.shutdown()
 
 

@@ -16,7 +16,7 @@ from s3ac_jax.parallel.hosts import from_host
 from s3ac_jax.rollout.backend import RolloutBackend
 from s3ac_jax.scheduler.select import Scheduler
 from s3ac_jax.train.evaluation.suites import Prepared, prepare_suites
-from s3ac_jax.train.programs import Programs, make_programs, taken_over
+from s3ac_jax.train.programs import Programs, dispatched_in_order, make_programs, taken_over
 from s3ac_jax.train.rollouts import make_rollout
 from s3ac_jax.train.tasks import Split, Task, make_task
 
@@ -82,6 +82,9 @@ def build(config: RunConfig, like: Parts | None = None) -> Parts:
     Source: ours.
     """
     same, programs = taken_over(config, like), make_programs(config, like)
+    if config.rollout.ahead and not config.rollout.apart and config.mesh.num_devices > 1:
+        # A thread asks the critic on the trainer's own devices.
+        programs = dispatched_in_order(programs)
     # "model": the task compares its tokenizer with it. The others: demonstrations have to fit, and
     # what suites ask is nothing to train on.
     task = same(

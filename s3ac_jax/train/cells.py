@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from s3ac_jax.config.boundary import FREE_KEYS, completed, to_dict
+from s3ac_jax.config.boundary import completed, free_keys, to_dict
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.config.study import Arm
 from s3ac_jax.core.types import PyTree
@@ -48,7 +48,7 @@ def cell_done(study: Path, arm: Arm, seed: int) -> bool:
         return False
     folder = Workdir(path)
     try:
-        folder.claim(to_dict(arm.at(seed)), FREE_KEYS, completed)
+        folder.claim(to_dict(arm.at(seed)), free_keys(arm.run), completed)
         if not folder.stage_done("cell"):
             return False
         return folder.stage_facts("cell", "num_ticks")["num_ticks"] >= arm.run.train.num_ticks
@@ -73,23 +73,25 @@ def run_cell(
             try:
                 if parts.config.trains_policies:
                     _share(study, folder, "policies", whole, lambda run: run.policies())
-                policies = whole.policies()
-                if warm:
-                    warm_up(parts, policies)
-                base = policies["late"]
-                _share(study, folder, "reference", whole, lambda run: run.reference(base))
-                _share(
-                    study, folder, "value_pretraining", whole,
-                    lambda run: run.value_pretraining(policies),
-                )  # fmt: skip
-                whole.refer_to(whole.reference(policies["late"]))
-                critic = whole.value_pretraining(policies)
-                whole.online(policies, critic)
+                _share_stages(study, folder, whole, warm)
+                whole.online(whole.before_online)
             finally:
                 whole.log.close()
         folder.mark_stage("cell", {"num_ticks": parts.config.train.num_ticks})
     finally:
         folder.close()
+
+
+def _share_stages(study: Path, folder: Workdir, whole: Run, warm: bool) -> None:
+    """Those that need the policies."""
+    policies = whole.policies()
+    if warm:
+        warm_up(whole.parts, policies)
+    base = policies["late"]
+    _share(study, folder, "reference", whole, lambda run: run.reference(base))
+    _share(
+        study, folder, "value_pretraining", whole, lambda run: run.value_pretraining(policies)
+    )  # fmt: skip
 
 
 def warm_up(parts: Parts, policies: dict[str, PyTree]) -> None:

@@ -35,6 +35,10 @@ class Gathered:
     missing: int
 
 
+class GivenUp(Exception):
+    """Nobody wants the batch that is being made any more. Source: ours."""
+
+
 def gather(
     parts: Parts,
     state: RunState,
@@ -42,12 +46,13 @@ def gather(
     values: Callable[[np.ndarray], jax.Array],
     keys: tuple[PRNGKeyArray, PRNGKeyArray],
     times: PhaseTimes,
+    wanted: Callable[[], bool] = lambda: True,
 ) -> Gathered:
     """Rounds of select, rollout and reward, until enough groups are kept or rounds are used up.
 
     By the weights that the rollout engine has. actor_params: the policy's, for a selection that
     asks how far it has moved. values(index) -> V(s_0) for the selection. keys: of selection and of
-    sampling.
+    sampling. wanted: asked between phases; GivenUp is raised once it says False.
     Source: DAPO (2503.14476), dynamic sampling; ours: each round draws only what is missing, and
     history counts every graded response, those of dropped groups included (S3AC 2610.35518, DAPS).
     """
@@ -57,6 +62,7 @@ def gather(
     kept_rows, made, baseline, draws = [], [], [], []
     for number in range(recipe.keep.max_rounds):
         select_key, sample_key = (jax.random.fold_in(key, number) for key in keys)
+        _go_on(wanted)
         with times.phase("select"):
             draw = parts.scheduler.draw(select_key, stats, cursor, tick, values, missing)
             before = parts.scheduler.success_rate(stats, draw.index)
@@ -70,7 +76,9 @@ def gather(
                 stop_ids=parts.task.tokenizer.stop_ids,
             )  # fmt: skip
             sampling = Sampling(*(field[: len(prompt.index)] for field in sampling))
+            _go_on(wanted)
             rollout = parts.rollout.generate(prompt, sampling)
+            _go_on(wanted)
         with times.phase("reward"):
             scored = _shaped(parts, _whole(graded("gather", parts.train.verifier, rollout)))
             stats = parts.scheduler.record(stats, scored, tick, drift)
@@ -92,6 +100,11 @@ def gather(
     return Gathered(
         trained, everything, np.concatenate(baseline)[kept], draws, stats, cursor, missing
     )
+
+
+def _go_on(wanted: Callable[[], bool]) -> None:
+    if not wanted():
+        raise GivenUp
 
 
 def _whole(scored: Scored) -> Scored:

@@ -67,11 +67,13 @@ class Wanted:
         host, colon, port = str(self.coordinator).rpartition(":")
         if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
             raise CommandLineError(f"--coordinator must be HOST:PORT, got {self.coordinator!r}")
-        last = (self.num_processes or 0) - 1
-        if self.process_id is None or not 0 <= self.process_id <= last:
+        number = self.num_processes or 0
+        if number < 1:
+            raise CommandLineError(f"--num_processes must be at least 1, got {number}")
+        if self.process_id is None or not 0 <= self.process_id < number:
             raise CommandLineError(
-                f"--process_id must be in 0..{max(last, 0)} (--num_processes={self.num_processes})"
-                f", got {self.process_id}"
+                f"--process_id must be in 0..{number - 1} (--num_processes={number}), got "
+                f"{self.process_id}"
             )
 
     @property

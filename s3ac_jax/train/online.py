@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from s3ac_jax.config.boundary import ConfigError
+from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core.metrics import finalize
 from s3ac_jax.core.types import PromptStats, PyTree, RunState
 from s3ac_jax.io.checkpoint import Checkpoints
@@ -25,6 +26,7 @@ from s3ac_jax.train.build import Parts
 from s3ac_jax.train.evaluation.harness import evaluate_suites
 from s3ac_jax.train.interrupt import Interrupted, StopRequest
 from s3ac_jax.train.learner import params_of
+from s3ac_jax.train.offload import Parking
 from s3ac_jax.train.phases import PhaseTimes
 from s3ac_jax.train.programs import abstract_learner, fresh_learner
 from s3ac_jax.train.tick import evaluate, gather_for_tick, learn_from, readable, run_tick
@@ -35,15 +37,17 @@ STAGE = "online"
 def fresh_state(parts: Parts, policy: PyTree, critic: PyTree | None) -> RunState:
     """The state before tick 0: base policy, pretrained critic (or none), no history.
 
+    The learners lie where they do between two ticks.
     Source: ours; SPO (2509.13232) starts its history from reference rollouts.
     """
-    key = jax.random.key(parts.config.seed)
+    key, parking = jax.random.key(parts.config.seed), Parking(parts.config.train.offload)
     band = hosts.from_host(np.full(2, np.nan, np.float32), replicated(parts.mesh))
+    # One after the other, so that each has the devices for itself.
+    learner = parking.asleep(fresh_learner(parts.actor, parts.mesh, key, start=policy))
+    judge = critic and fresh_learner(parts.critic, parts.mesh, key, start=critic)
     return RunState(
-        actor=fresh_learner(parts.actor, parts.mesh, key, start=policy),
-        critic=None
-        if critic is None
-        else fresh_learner(parts.critic, parts.mesh, key, start=critic),
+        actor=parking.readable(learner),
+        critic=judge and parking.asleep(judge),
         stats=start_stats(parts),
         cursor=start_cursor(),
         entropy_band=band,
@@ -65,12 +69,16 @@ def start_stats(parts: Parts) -> PromptStats:
 
 
 def abstract_state(parts: Parts) -> RunState:
-    """Shapes and shardings of the state, to restore a checkpoint into. Source: ours."""
+    """Shapes and shardings of the state between two ticks, to restore a checkpoint into.
+
+    Source: ours.
+    """
+    parking = Parking(parts.config.train.offload)
     band = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=replicated(parts.mesh))
     has_critic = parts.config.recipe.critic is not None
     return RunState(
-        actor=abstract_learner(parts.actor, parts.mesh),
-        critic=abstract_learner(parts.critic, parts.mesh) if has_critic else None,
+        actor=parking.readable(abstract_learner(parts.actor, parts.mesh)),
+        critic=parking.asleep(abstract_learner(parts.critic, parts.mesh)) if has_critic else None,
         stats=start_stats(parts),
         cursor=start_cursor(),
         entropy_band=band,
@@ -94,6 +102,20 @@ def check_history(state: RunState, command: str) -> None:
         "history", f"the history before tick {tick}", facts,
         f"hosts with different versions or faulty memory? go on from what is saved with: {command}",
     )  # fmt: skip
+
+
+def has_suites(config: RunConfig, tick: int) -> bool:
+    """Whether the suites are answered before this tick. Source: ours."""
+    every = config.evaluation.every
+    return every > 0 and tick % every == 0
+
+
+def is_saved(config: RunConfig, tick: int) -> bool:
+    """Whether the config has the state saved before this tick, on its own or for the suites.
+
+    Source: ours: where a run that was killed goes on.
+    """
+    return tick % config.cadence.save_every == 0 or has_suites(config, tick)
 
 
 def judge_params(parts: Parts, critic: PyTree | None) -> PyTree:
@@ -187,7 +209,7 @@ class OnlineLoop:
             held_out: dict[str, float] = {}
             if tick % config.cadence.evaluate_every == 0:
                 held_out = evaluate(self.parts, params_of(state.actor), evaluation_key)
-            if config.evaluation.every and tick % config.evaluation.every == 0:
+            if has_suites(config, tick):
                 held_out |= self._suites(state, stop, command)
             if ahead is None:
                 state, report, host = run_tick(self.parts, state, run_key, judge)
@@ -211,11 +233,12 @@ class OnlineLoop:
 
         None is made ahead for a tick that is saved before: a run that goes on from there has none.
         """
-        config, times, state = self.parts.config, PhaseTimes(), readable(self.parts, state)
+        config, times = self.parts.config, PhaseTimes(0.0 if made is None else made.waited)
+        state = readable(self.parts, state)
         if made is None:
             made = Made(gather_for_tick(self.parts, state, run_key, judge, times), {})
         batch, after = made.batch, int(state.tick) + 1
-        if after < config.train.num_ticks and after % config.cadence.save_every:
+        if after < config.train.num_ticks and not is_saved(config, after):
             following = dataclasses.replace(
                 state, stats=batch.stats, cursor=batch.cursor, tick=np.int32(after)
             )

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 class PhaseTimes:
     """Seconds per phase of one tick; a phase waits for its own device work before it ends.
 
-    Source: ours.
+    already: seconds that the tick has taken before. Source: ours.
     """
 
-    def __init__(self):
+    def __init__(self, already: float = 0.0):
         self.seconds: dict[str, float] = {}
-        self._start = time.perf_counter()
+        self._start = time.perf_counter() - already
 
     def since_start(self, now: float | None = None) -> float:
         """Seconds since it was made, until `now` of time.perf_counter. Source: ours."""

@@ -17,6 +17,7 @@ from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core.types import Learner, PyTree
 from s3ac_jax.models import freeze
 from s3ac_jax.models.network import Network, actor_network, critic_network
+from s3ac_jax.parallel.dispatch import in_order
 from s3ac_jax.train import score, steps
 from s3ac_jax.train.learner import learner_shardings, make_learner, make_optimizer
 from s3ac_jax.train.prepare import critic_batch, make_prepare
@@ -193,6 +194,20 @@ def make_programs(config: RunConfig, like: Programs | None = None) -> Programs:
             *read, "critic", "recipe.critic",
         ),
     )  # fmt: skip
+
+
+def dispatched_in_order(programs: Programs) -> Programs:
+    """The same for several threads, none of whose programs get mixed up on the devices.
+
+    Source: ours: what a run calls while a thread makes the next tick's batch.
+    """
+    called = (
+        "score", "score_actor", "first_targets", "prompt_values", "prepare", "actor_step",
+        "critic_step",
+    )  # fmt: skip
+    return dataclasses.replace(
+        programs, **{name: in_order(getattr(programs, name)) for name in called}
+    )
 
 
 def taken_over(config: RunConfig, like: Programs | None) -> Callable[..., Any]:

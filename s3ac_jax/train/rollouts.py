@@ -93,7 +93,7 @@ def make_rollout(
             )
         return RemoteRollout(
             rollout.servers, network=network, record_routing=config.records_routing,
-            tls_ca=rollout.tls_ca or None, save=save, **common,
+            tls_ca=rollout.tls_ca or None, save=save, copies=bool(rollout.ahead), **common,
         )  # fmt: skip
     if config.records_routing:
         raise ValueError(
@@ -120,7 +120,7 @@ def _there(
         if config.samples_in_place:
             return None, None
         grids = regrid(mesh, spec)
-        return grids.target, Mover(network, grids)
+        return grids.target, Mover(network, mesh, grids)
     if jax.process_count() > 1:
         raise ValueError(
             f"rollout.apart works with one process, here: {jax.process_count()}; sample on servers "

@@ -5,17 +5,17 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-from s3ac_jax.config.boundary import FREE_KEYS, ConfigError, completed, to_dict
+from s3ac_jax.config.boundary import ConfigError, completed, free_keys, to_dict
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core.types import PyTree
 from s3ac_jax.io.checkpoint import CheckpointError, Checkpoints
-from s3ac_jax.io.workdir import Workdir, WorkdirError, flatten
+from s3ac_jax.io.workdir import Workdir, WorkdirError
 from s3ac_jax.parallel import hosts
 from s3ac_jax.report import log as metric_log
 from s3ac_jax.report import summary, table
@@ -24,6 +24,7 @@ from s3ac_jax.rewards.verifier import Verifier
 from s3ac_jax.train import keys, sft, start, value_pretraining
 from s3ac_jax.train import policies as policy_files
 from s3ac_jax.train.build import Parts, build
+from s3ac_jax.train.fitness import check_machine
 from s3ac_jax.train.interrupt import Interrupted, StopRequest, resume_command
 from s3ac_jax.train.learner import params_of
 from s3ac_jax.train.online import OnlineLoop
@@ -33,8 +34,6 @@ from s3ac_jax.train.tick import evaluate, reference_success
 STAGES = ["policies", "value_pretraining", "online", "report"]
 PRETRAINED_CRITIC = "pretrained_critic"
 ENOUGH_EXPLAINED_VARIANCE = 0.3
-# What one host may have otherwise than another.
-HOSTS_OWN = {"task.graders"}
 
 
 class Run:
@@ -50,9 +49,12 @@ class Run:
 
         Of a pretrained model there is only the late one. Source: ours.
         """
+        self.progress.stage("policies", 0)
+        return self._policies()
+
+    def _policies(self) -> dict[str, PyTree]:
         folder, names = self.workdir.path / "policies", policy_files.POLICIES
         network = self.parts.actor.network
-        self.progress.stage("policies", 0)
         if self.parts.config.start.hf:
             hosts.from_first(
                 "run", lambda: start.remember_origin(self.parts.config, self.workdir.path)
@@ -155,25 +157,40 @@ class Run:
         facts = {"success_rates": rates, "diagnoses": found, "seconds": seconds, **explained}
         self.workdir.mark_stage("value_pretraining", facts)
 
-    def online(self, policies: dict[str, PyTree], critic: PyTree | None) -> PyTree:
-        """The trained policy's weights. Source: S3AC (2610.35518)."""
+    def before_online(self) -> tuple[PyTree, PyTree | None]:
+        """All stages before online training: the policy and the critic's weights to begin with.
+
+        Source: ours.
+        """
+        policies = self.policies()
+        self.refer_to(self.reference(policies["late"]))
+        return policies["late"], self.value_pretraining(policies)
+
+    def online(self, start: Callable[[], tuple[PyTree, PyTree | None]]) -> PyTree:
+        """The trained policy's weights. start: makes the policy and the critic to begin with.
+
+        Source: S3AC (2610.35518); ours: nobody else holds what the learners have copied.
+        """
+        policy, critic = start()
         keep = self.parts.config.cadence.keep_checkpoints
         checkpoints = Checkpoints(self.workdir.path / "checkpoints", keep)
         try:
             loop = OnlineLoop(self.parts, self.log, checkpoints, self.progress)
-            state, judge = loop.begin(policies["late"], critic)
-            del critic  # the learner has its own copy
+            state, judge = loop.begin(policy, critic)
+            del policy, critic
             state = loop.go_on(state, judge, self.stop, resume_command())
         finally:
             checkpoints.close()
         return params_of(state.actor)
 
-    def report(self, base: PyTree, trained: PyTree) -> dict[str, Any]:
+    def report(self, trained: PyTree) -> dict[str, Any]:
         """Table, figure and results.json: base against trained policy on the held-out problems.
 
+        The base policy is read again: all through training nobody needs it.
         Source: ours.
         """
         self.progress.stage("report", 0)
+        base = self._policies()["late"]
         key = keys.stage_key(self.parts.config.seed, keys.REPORT)
         outcomes = {}
         for name, params in (("base", base), ("trained", trained)):
@@ -235,7 +252,7 @@ def claim(parts: Parts, folder: Workdir) -> None:
     Raises WorkdirError naming the first difference.
     Source: ours: a file may hold other questions under the same name.
     """
-    folder.claim(to_dict(parts.config), FREE_KEYS, completed)
+    folder.claim(to_dict(parts.config), free_keys(parts.config), completed)
     facts = parts.task.facts()
     if not folder.stage_done("task"):
         folder.mark_stage("task", facts)
@@ -326,21 +343,6 @@ def table_rows(
     return rows, row("", len(levels))
 
 
-def _check_hosts(config: RunConfig) -> None:
-    """Before anything compiles or waits: the processes have to want the same, on all devices."""
-    if hosts.count() == 1:
-        return
-    facts = flatten(to_dict(config)) | {"jax": jax.__version__}
-    facts = {name: value for name, value in facts.items() if name not in HOSTS_OWN}
-    hosts.check_same("config", "the config", facts, "give all hosts the same command and files")
-    if config.mesh.num_devices != jax.device_count():
-        raise ConfigError(
-            f"the mesh has {config.mesh.num_devices} devices, the {hosts.count()} processes have "
-            f"{jax.device_count()}; of several processes all devices are used: set mesh.data, "
-            "mesh.fsdp, ... so that their product is that"
-        )
-
-
 def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
     """Does the whole run, or what is left of it; returns what results.json holds.
 
@@ -348,7 +350,7 @@ def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
     Interrupted, each with a message of one line.
     Source: ours.
     """
-    _check_hosts(config)
+    check_machine(config)
     try:
         # Before the workdir is claimed: a rejected start must leave it to the next one.
         if config.start.hf:
@@ -375,10 +377,7 @@ def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
             try:
                 for note in parts.task.notes:
                     progress.note(note)
-                policies = whole.policies()
-                whole.refer_to(whole.reference(policies["late"]))
-                trained = whole.online(policies, whole.value_pretraining(policies))
-                return whole.report(policies["late"], trained)
+                return whole.report(whole.online(whole.before_online))
             finally:
                 whole.log.close()
     except OSError as error:

@@ -65,17 +65,17 @@ def gather_for_tick(
 
 def gather_batch(
     parts: Parts, state: RunState, run_key: PRNGKeyArray, judge: PyTree, times: PhaseTimes,
-    policy: PyTree = None,
+    policy: PyTree = None, wanted: Callable[[], bool] = lambda: True,
 ) -> Gathered:  # fmt: skip
     """The rollout batch of the state's tick, by the weights that the rollout engine has.
 
     judge: weights of the critic that selects prompts. policy: the policy's, for a selection that
-    asks how far it has moved. The state's learners are not looked at.
+    asks how far it has moved. The state's learners are not looked at. wanted: as for `gather`.
     Source: S3AC (2610.35518), DAPS.
     """
     select_key, sample_key, _ = _keys(run_key, int(state.tick))
     values = _selection_values(parts, judge, select_key)
-    return gather(parts, state, policy, values, (select_key, sample_key), times)
+    return gather(parts, state, policy, values, (select_key, sample_key), times, wanted)
 
 
 def learn_from(
@@ -348,4 +348,5 @@ def reference_success(parts: Parts, base: PyTree) -> np.ndarray:
             parts, parts.train, np.arange(num_prompts), jax.random.fold_in(key, number)
         )
         total += scored.success
+    parts.rollout.rest()
     return (total / config.reference.samples).astype(np.float32)

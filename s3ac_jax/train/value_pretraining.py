@@ -53,6 +53,7 @@ def coverage_rollouts(
         scored = respond(parts, split, index, sample_key)
         parts_scored.append(scored)
         rates[name] = float(scored.success.mean())
+    parts.rollout.rest()
     return jax.tree.map(lambda *x: np.concatenate(x), *parts_scored), rates
 
 
@@ -166,6 +167,7 @@ def on_base_policy(
     index = order[: compared_prompts(parts)]
     parts.rollout.update_weights(policy, 0)
     scored = respond(parts, split, index, sample_key)
+    parts.rollout.rest()
     batches = pack_batches(parts, scored, np.arange(len(index)), max(1, len(index) // 256))
     read = [keep_pace(_pretraining(parts).values(critic, batch)) for batch in batches]
     values = jnp.concatenate(read)

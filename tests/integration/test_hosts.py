@@ -327,6 +327,7 @@ def test_a_port_that_is_taken(tmp_path):
         (["--num_processes=2"], "--coordinator=HOST:PORT, --num_processes and --process_id go"),
         (["--distributed", "--process_id=1"], "leave it out, or --process_id"),
         (joining(1, 2, 2), "--process_id must be in 0..1 (--num_processes=2), got 2"),
+        (joining(1, 0, 0), "--num_processes must be at least 1, got 0"),
         (["--coordinator=host", "--num_processes=2", "--process_id=0"], "must be HOST:PORT"),
     ],
 )

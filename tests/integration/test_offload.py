@@ -7,17 +7,28 @@ import numpy as np
 import pytest
 
 from s3ac_jax.core.trees import named_leaves
+from s3ac_jax.io.checkpoint import Checkpoints
 from s3ac_jax.parallel.mesh import MeshSpec
+from s3ac_jax.report.live import NoProgress
+from s3ac_jax.report.log import MetricLog
+from s3ac_jax.train import online
 from s3ac_jax.train.build import build
-from s3ac_jax.train.online import fresh_state
+from s3ac_jax.train.online import OnlineLoop, fresh_state
 from s3ac_jax.train.tick import run_tick
 from tests.helpers import random_params, run_config
 
 
-def two_ticks(kind, seen):
+def built(kind):
     config = run_config(mesh=MeshSpec(fsdp=2))
-    config = dataclasses.replace(config, train=dataclasses.replace(config.train, offload=kind))
-    parts = build(config)
+    return build(dataclasses.replace(config, train=dataclasses.replace(config.train, offload=kind)))
+
+
+def starts(parts):
+    return (random_params(role.network, n) for n, role in enumerate((parts.actor, parts.critic)))
+
+
+def two_ticks(kind, seen):
+    parts = built(kind)
     step = parts.critic_step
 
     def watched(learner, batch):
@@ -26,10 +37,7 @@ def two_ticks(kind, seen):
 
     parts = dataclasses.replace(parts, critic_step=watched)
     with parts.on_mesh():
-        starts = (
-            random_params(role.network, n) for n, role in enumerate((parts.actor, parts.critic))
-        )
-        state = fresh_state(parts, *starts)
+        state = fresh_state(parts, *starts(parts))
         for _ in range(2):
             state, report, _ = run_tick(parts, state, jax.random.key(0))
     return state, {name: metric.value() for name, metric in report.items()}
@@ -62,3 +70,40 @@ def test_a_run_with_learners_that_wait_on_the_host(on_devices, kind):
     assert memories(got.actor) == {"trainable": device, "opt_state": host}
     waiting = device if kind == "optimizer" else host
     assert memories(got.critic) == {"trainable": waiting, "opt_state": host}
+
+
+class Looked(Exception):
+    """Far enough."""
+
+
+class Never:
+    asked = False
+
+
+def test_nothing_idle_is_on_the_devices_when_a_run_begins_or_goes_on(tmp_path, monkeypatch):
+    parts, states = built("idle"), []
+    log, checkpoints = MetricLog(tmp_path), Checkpoints(tmp_path / "checkpoints")
+    begin = OnlineLoop.begin
+
+    def begun(*args):
+        states.append(begin(*args))
+        return states[-1]
+
+    def look(*args):
+        raise Looked
+
+    monkeypatch.setattr(OnlineLoop, "begin", begun)
+    # The first that a tick asks the devices for.
+    monkeypatch.setattr(online, "evaluate", look)
+    loop = OnlineLoop(parts, log, checkpoints, NoProgress())
+    with parts.on_mesh():
+        for _ in range(2):
+            with pytest.raises(Looked):
+                loop.run(*starts(parts), Never(), "again")
+    log.close()
+    checkpoints.close()
+    assert checkpoints.steps() == [0]  # which the second has read
+    for state, _ in states:
+        device, host = {"device"}, {"pinned_host"}
+        assert memories(state.actor) == {"trainable": device, "opt_state": host}
+        assert memories(state.critic) == {"trainable": host, "opt_state": host}

@@ -6,12 +6,14 @@ import io
 import itertools
 import json
 import shutil
+import types
+import weakref
 
 import jax
 import numpy as np
 import pytest
 
-from s3ac_jax.config.boundary import from_config_dict, to_dict
+from s3ac_jax.config.boundary import ConfigError, from_config_dict, to_dict
 from s3ac_jax.core.trees import named_leaves
 from s3ac_jax.io.checkpoint import Checkpoints
 from s3ac_jax.io.weights import load_weights
@@ -30,10 +32,58 @@ TICKS = 6
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
+def rested():
+    """Whether the sampler held nothing, for each time that a learner was to be made."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, rested):
     """Workdir and results of a run of six ticks. Not to be written to."""
     workdir = tmp_path_factory.mktemp("pipeline") / "run"
-    return workdir, run(runs.small_config({"train.num_ticks": TICKS}), workdir)
+    with pytest.MonkeyPatch.context() as patch:
+        for room, name in ((value_pretraining, "fresh_critic"), (online, "fresh_state")):
+            make = getattr(room, name)
+
+            def watched(parts, *args, make=make):
+                rested.append(parts.rollout._params is None and parts.rollout._state is None)
+                return make(parts, *args)
+
+            patch.setattr(room, name, watched)
+        return workdir, run(runs.small_config({"train.num_ticks": TICKS}), workdir)
+
+
+def test_the_sampler_rests_when_learners_are_made(done, rested):
+    # The critic that is pretrained, two diagnoses, and the state of the first tick.
+    assert rested == [True] * 4
+
+
+class Weights:
+    """What can be looked for."""
+
+
+def test_nobody_holds_what_training_began_with(tmp_path, monkeypatch):
+    looked_for = []
+
+    def begin(loop, policy, critic):
+        looked_for.extend((weakref.ref(policy), weakref.ref(critic)))
+        return "state", None
+
+    def go_on(loop, *args):
+        assert [one() for one in looked_for] == [None, None]
+        return types.SimpleNamespace(actor="trained")
+
+    monkeypatch.setattr(online.OnlineLoop, "begin", begin)
+    monkeypatch.setattr(online.OnlineLoop, "go_on", go_on)
+    monkeypatch.setattr("s3ac_jax.train.run.params_of", lambda learner: learner)
+    monkeypatch.setattr(Run, "policies", lambda run: {"late": Weights()})
+    monkeypatch.setattr(Run, "value_pretraining", lambda run, policies: Weights())
+    monkeypatch.setattr(Run, "reference", lambda run, base: None)
+    parts, folder = build(runs.small_config()), Workdir(tmp_path)
+    whole = Run(parts, folder, PlainProgress(STAGES, io.StringIO()), StopRequest())
+    with contextlib.closing(whole.log), contextlib.closing(folder):
+        assert whole.online(whole.before_online) == "trained"
+    assert len(looked_for) == 2
 
 
 def test_everything_is_in_the_workdir(done):
@@ -209,6 +259,13 @@ import resource, runpy
 resource.setrlimit(resource.RLIMIT_FSIZE, (700_000, 700_000))
 runpy.run_path({runs.APP!r}, run_name="__main__")
 """
+
+
+def test_what_the_devices_do_not_have_claims_nothing(tmp_path):
+    changes = {"model.attention": "cudnn", "model.dtype": "bfloat16"}
+    with pytest.raises(ConfigError, match="cudnn is for platform cuda, here: cpu"):
+        run(runs.small_config(changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_full_disk_is_one_line_and_earlier_checkpoints_stay(done, tmp_path):

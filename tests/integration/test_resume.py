@@ -12,6 +12,7 @@ import pytest
 from s3ac_jax.config.boundary import ConfigError
 from s3ac_jax.core.trees import named_leaves
 from s3ac_jax.io.checkpoint import CheckpointError, Checkpoints
+from s3ac_jax.report import log
 from s3ac_jax.train.build import build
 from s3ac_jax.train.online import abstract_state
 from s3ac_jax.train.run import run
@@ -38,12 +39,17 @@ def copy(undisturbed, tmp_path):
     return tmp_path / "run"
 
 
-def saved(workdir, step=TICKS):
-    """Every array of a checkpoint by name: shape, dtype and bytes (a NaN equals itself)."""
+def arrays(workdir, step=TICKS):
+    """Every array of a checkpoint by name."""
     parts = build(runs.small_config())
     state, note = Checkpoints(workdir / "checkpoints").restore(step, abstract_state(parts))
     assert note == {"tick": step}
-    leaves = {name: np.asarray(leaf) for name, leaf in named_leaves(state).items()}
+    return {name: np.asarray(leaf) for name, leaf in named_leaves(state).items()}
+
+
+def saved(workdir, step=TICKS):
+    """The same as shape, dtype and bytes (a NaN equals itself)."""
+    leaves = arrays(workdir, step)
     return {name: (leaf.shape, leaf.dtype, leaf.tobytes()) for name, leaf in leaves.items()}
 
 
@@ -142,6 +148,26 @@ def test_asked_to_stop(undisturbed, tmp_path):
     assert (code, err) == (0, "")
     assert f"resumed at tick {tick}" in out
     assert_same_run(workdir, undisturbed)
+
+
+def test_other_devices_go_on_with_the_run(undisturbed, copy):
+    shutil.rmtree(copy / "checkpoints" / str(TICKS))
+    (copy / "results.json").unlink()
+    changes = {
+        "mesh.fsdp": 2, "train.offload": "idle", "train.micro_rows": 4, "rollout.slots": 32,
+    }  # fmt: skip
+    code, out, err = runs.launch(copy, changes)
+    assert (code, err) == (0, "")
+    assert f"resumed at tick {TICKS - 2}" in out
+    want, got = arrays(undisturbed), arrays(copy)
+    assert want.keys() == got.keys()
+    for name, leaf in want.items():
+        np.testing.assert_allclose(got[name], leaf, rtol=0, atol=1e-5, err_msg=name)
+    # The same prompts and responses; the last line is the evaluation after the last tick.
+    ticks, expected = (log.read(folder / "metrics.jsonl")[-3:-1] for folder in (copy, undisturbed))
+    for one, other in zip(ticks, expected, strict=True):
+        for name in ("tick", "reward", "response_tokens", "candidates", "value_loss", "entropy"):
+            assert one[name] == pytest.approx(other[name], rel=0, abs=1e-5), name
 
 
 def test_another_config_is_refused_and_nothing_touched(copy):

@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from s3ac_jax.core.types import Prompt, PyTree, Rollout
@@ -43,8 +45,9 @@ class RemoteRollout:
     in_flight: responses in progress go on under new weights, their tokens say under which; False
     lets them end first, and a response of older weights than the current ones is an error. save:
     makes a checkpoint of weights and says where; servers then read them there, on a file system
-    that they share. Without it the weights are streamed. notice: takes a line for people, now and
-    then, about servers that are away or take in weights.
+    that they share. Without it the weights are streamed. copies: keep weights of one's own, for a
+    caller that donates those it gave before it gives others. notice: takes a line for people, now
+    and then, about servers that are away or take in weights.
     Responses do not depend on how many servers there are or which of them made what: every request
     has its own seed.
     Source: ours; the protocol is that of `rollout/backend.py`.
@@ -65,6 +68,7 @@ class RemoteRollout:
         timing: Timing = Timing(),  # noqa: B008 (frozen)
         in_flight: bool = False,
         save: Callable[[PyTree, int], str] | None = None,
+        copies: bool = False,
         notice: Callable[[str], None] = to_stderr,
     ):
         if not addresses:
@@ -75,6 +79,7 @@ class RemoteRollout:
         self.routing_shape = network.spec.routing_shape if record_routing else None
         self.in_flight = in_flight
         self.save = save
+        self._copies = copies
         self.version = -1
         self._fingerprint: str | None = None
         # Where the weights with the fingerprint `_saved` are: evaluation and the next tick have the
@@ -89,13 +94,16 @@ class RemoteRollout:
     def update_weights(self, params: PyTree, version: int) -> None:
         """Sends the weights of all later tokens to every server that can be reached.
 
-        Servers that have the same weights already get the new version only. The arrays must not be
-        donated before the next update: a server that comes back is sent them again.
+        Servers that have the same weights already get the new version only. A server that comes
+        back is sent them again: without `copies` the arrays must not be donated before the next
+        update.
         Raises RolloutError when a server's fingerprint is another afterwards, when it refuses
         them, and when no server is to be had.
         Source: ours.
         """
-        params = self.network.in_compute_dtype(params)
+        given, params = params, self.network.in_compute_dtype(params)
+        if self._copies:
+            params = jax.tree.map(_own, params, given)
         fingerprint = fingerprint_of(params)
         if self.save is not None and fingerprint != self._saved:
             self._path, self._saved = self.save(params, version), fingerprint
@@ -300,3 +308,8 @@ class RemoteRollout:
         for link in self._links:
             link.weights, link.paused = None, False
             link.close()
+
+
+def _own(cast: Any, given: Any) -> Any:
+    """An array that is not the one that was given; where a cast has nothing to do, it may be."""
+    return jnp.copy(cast) if cast.dtype == given.dtype else cast

@@ -73,6 +73,12 @@ def packed(config: RunConfig, mesh: Mesh, responses: int, *, routing: bool) -> P
     )  # fmt: skip
 
 
+def tick_rows(config: RunConfig, mesh: Mesh) -> Packed:
+    """One optimiser batch of a tick. Source: ours."""
+    each = -(-config.batch_responses // config.minibatches)
+    return packed(config, mesh, each, routing=config.records_routing)
+
+
 def actor_batch(config: RunConfig, mesh: Mesh, rows: Packed) -> ActorBatch:
     """What the actor step reads. Source: ours."""
     floats = of(mesh, rows.tokens.shape)

@@ -43,7 +43,7 @@ class Memory:
 @dataclasses.dataclass(frozen=True)
 class Compiled:
     """What the compiler made of a program. memory: None where it gave up for lack of it, and then
-    needed: bytes, None where it doesn't say; and why, its own words.
+    needed: bytes, None where it doesn't say.
 
     regathered: how often the partitioner said that it gathers an array whole to lay it out anew.
     places: shardings of the results.
@@ -56,7 +56,6 @@ class Compiled:
     regathered: int
     places: Any = None
     needed: float | None = None
-    why: str = ""
 
 
 def compile_program(
@@ -65,12 +64,16 @@ def compile_program(
 ) -> Compiled:  # fmt: skip
     """The program traced and lowered for the target, and compiled. turns: see `hlo.collectives`.
 
-    Raises PlanError on an error that is no lack of memory.
+    Raises PlanError on an error that is no lack of memory, and on what can't be traced there.
     Source: ours.
     """
     start = time.perf_counter()
-    with jax.set_mesh(mesh):
-        lowered = program.trace(*arguments).lower(lowering_platforms=(target.chip.platform,))
+    try:
+        with jax.set_mesh(mesh):
+            lowered = program.trace(*arguments).lower(lowering_platforms=(target.chip.platform,))
+    except (ValueError, RuntimeError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        raise PlanError(f"this config has no program for {target.name}: {why}") from error
     told: list[str] = []
     try:
         with stderr_lines(told):
@@ -79,8 +82,9 @@ def compile_program(
         seconds = time.perf_counter() - start
         text = str(error)
         if "Oom" not in text and "RESOURCE_EXHAUSTED" not in text:
-            raise PlanError(f"XLA can't compile this for {target.name}: {text[:400]}") from error
-        return Compiled(None, (), seconds, _count(told), needed=_needed(text), why=text)
+            why = " ".join(text.split())[:400]
+            raise PlanError(f"XLA can't compile this for {target.name}: {why}") from error
+        return Compiled(None, (), seconds, _count(told), needed=_needed(text))
     kept = made.memory_analysis()
     memory = Memory(
         kept.argument_size_in_bytes, kept.output_size_in_bytes, kept.alias_size_in_bytes,

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from s3ac_jax.config.run import RunConfig
-from s3ac_jax.core.types import Learner, PyTree
+from s3ac_jax.core.types import PyTree
 from s3ac_jax.train.plan.arguments import device_bytes
 from s3ac_jax.train.plan.compiling import Compiled
-from s3ac_jax.train.plan.steps import ROLES, ROLLOUT_WEIGHTS, Step
+from s3ac_jax.train.plan.state import BATCHES, UPDATES
+from s3ac_jax.train.plan.steps import Step
 
 # Kind of tensor -> what makes less of it, the cheapest first.
 KNOBS = {
@@ -20,7 +20,10 @@ KNOBS = {
     "rollout weights": "rollout.weights=int8, rollout.mesh with more tensor",
     "slots": "rollout.slots, rollout.kv_dtype=int8, rollout.max_response_tokens",
     "temporaries": "rollout.slots, rollout.insert_batch, rollout.prefill_chunk",
-    "batch": "train.minibatches, train.micro_rows",
+    BATCHES: (
+        "mesh.fsdp (more devices), train.batch_prompts, train.pack_tokens a multiple of the "
+        "longest response, recipe.replay_routing=False"
+    ),
     "prefilled prompts": "rollout.insert_batch, rollout.prefill_chunk",
 }
 
@@ -30,13 +33,15 @@ class Fit:
     """Memory of one step on one device. beside: bytes of what lies there but isn't an argument.
 
     total: of all, None when the compiler gave up and didn't say. classes: bytes by kind of tensor,
-    what is there beside the step included. Source: ours.
+    what is there beside the step included. host: bytes in the host's memory for this device.
+    Source: ours.
     """
 
     beside: float
     total: float | None
     limit: float
     classes: dict[str, float]
+    host: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -50,10 +55,13 @@ class Fit:
         return f"{largest} are the most; less by {KNOBS[largest]}"
 
 
-def fit(step: Step, made: Compiled, pieces: dict[str, PyTree], limit: float) -> Fit:
-    """How the step fits beside the pieces of the run's state. limit: bytes of a device.
+def fit(
+    step: Step, made: Compiled, pieces: dict[str, PyTree], limit: float, *,
+    parked: dict[str, PyTree] | None = None,
+) -> Fit:  # fmt: skip
+    """How the step fits beside the pieces of the run's state that are there.
 
-    Source: ours.
+    limit: bytes of a device. parked: pieces that are in the host's memory meanwhile. Source: ours.
     """
     sizes = {name: device_bytes(tree) for name, tree in pieces.items()}
     classes = dict.fromkeys(KNOBS, 0.0)
@@ -62,44 +70,22 @@ def fit(step: Step, made: Compiled, pieces: dict[str, PyTree], limit: float) -> 
     beside = sum(size for name, size in sizes.items() if name not in step.holds)
     arguments = sum(map(device_bytes, step.arguments))
     rest = arguments - sum(size for name, size in sizes.items() if name in step.holds)
-    classes["prefilled prompts" if step.name == "insert" else "batch"] += max(0.0, rest)
+    if step.phase in UPDATES and BATCHES in pieces:
+        # One of those that lie there.
+        beside = max(0.0, beside - rest)
+    else:
+        classes["prefilled prompts" if step.name == "insert" else BATCHES] += max(0.0, rest)
     if step.trains:
         classes["gradients"] = device_bytes(step.arguments[0].trainable)
     inside = made.needed if made.memory is None else made.memory.total
+    host = device_bytes(parked or {}) + (0.0 if made.memory is None else made.memory.host)
     if inside is None:
-        return Fit(beside, None, limit, classes)
+        return Fit(beside, None, limit, classes, host)
     made_within = max(0.0, inside - arguments - classes["gradients"])
     sampling = step.phase in ("start", "sync", "rollout")
     classes["temporaries" if sampling else "activations"] = made_within
-    return Fit(beside, inside + beside, limit, classes)
-
-
-def present(config: RunConfig, step: Step, pieces: dict[str, PyTree]) -> dict[str, PyTree]:
-    """Those pieces of the run's state that are on the devices while a tick calls this step.
-
-    Rollouts give up what they hold before the updates; `train.offload` sends more away. When
-    weights are handed over, those of an evaluation may still be there.
-    Source: ours: as `train/tick.py` does it.
-    """
-    gone: set[str] = set()
-    if step.phase in ("score", "prepare", "critic", "actor"):
-        gone |= {"slots", ROLLOUT_WEIGHTS}
-    if step.name == "empty slots":
-        gone |= {"slots"}
-    if config.train.offload != "none":
-        gone |= {f"{role} optimiser" for role in ROLES if step.phase != role}
-    if config.train.offload == "idle" and step.phase in ROLES:
-        gone |= {f"{role} weights" for role in ROLES if step.phase != role}
-    return {name: tree for name, tree in pieces.items() if name not in gone}
+    return Fit(beside, inside + beside, limit, classes, host)
 
 
 def _class_of(piece: str) -> str:
     return piece if piece in KNOBS else piece.split()[-1]
-
-
-def learner_pieces(role: str, learner: Learner) -> dict[str, PyTree]:
-    """The two pieces of a role's state. Source: ours."""
-    return {
-        f"{role} weights": (learner.trainable, learner.frozen),
-        f"{role} optimiser": learner.opt_state,
-    }

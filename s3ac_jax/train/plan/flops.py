@@ -92,7 +92,9 @@ def learning(
     if spec.lora is not None:
         trained = 0.0  # adapters are small beside what they adapt
     last = one.head if head else 2.0 * spec.hidden_size
-    back = one.layers + one.attention + trained + 2 * last
+    # With adapters the LM head is frozen as well, a value head is not.
+    last_back = last if head and spec.lora is not None else 2 * last
+    back = one.layers + one.attention + trained + last_back
     model = one.layers + last + back
     again = last if head else 0.0
     if spec.remat:

@@ -54,13 +54,12 @@ def _gpu(
     )  # fmt: skip
 
 
-# TPUs: pages "TPU v4", "TPU v5e", "TPU v5p", "TPU v6e", "TPU7x" of cloud.google.com/tpu/docs;
+# TPUs: pages "TPU v5e", "TPU v5p", "TPU v6e", "TPU7x" of cloud.google.com/tpu/docs;
 # between slices 50 Gbit/s a chip (v5p's page). GPUs: NVIDIA's data sheets of A100 80GB SXM, H100
 # SXM, H200 SXM and HGX B200; network: one card of 200 (A100) or 400 Gbit/s per GPU.
 CHIPS = {
     chip.name: chip
     for chip in (
-        _tpu("v4", 31.0, 275, 1228, 600, 6, per_chip=2),
         _tpu("v5e", 15.75, 197, 819, 400, 4),
         _tpu("v5p", 95.74, 459, 2765, 1200, 6),
         _tpu("v6e", 31.25, 918, 1638, 800, 4),
@@ -85,7 +84,7 @@ def cpu(memory: float, devices: int) -> Chip:
 
 # A part of the name by which JAX calls a device, the more special first.
 _KINDS = {
-    "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v6": "v6e",
+    "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v6": "v6e",
     "TPU7x": "tpu7x", "A100": "a100", "H100": "h100", "H200": "h200", "B200": "b200",
 }  # fmt: skip
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from s3ac_jax.core.types import PyTree
+from s3ac_jax.parallel import mesh as parallel
 from s3ac_jax.rollout.local import Mover
 from s3ac_jax.train.learner import params_of
 from s3ac_jax.train.plan import arguments as args
@@ -34,26 +36,64 @@ class Slots:
         return {"slots": self.state} | ({} if self.shared else {ROLLOUT_WEIGHTS: self.weights})
 
 
-def rollout_steps(machine: Machine) -> Generator[Step, Compiled, Slots | None]:
+def server_steps(machine: Machine) -> Generator[Step, Compiled, dict[str, PyTree]]:
+    """As `rollout_steps`, where servers sample: the weights that they are sent are kept here.
+
+    Source: ours: those that are read from files lie on no device.
+    """
+    config, network, policy = machine.config, machine.engine.network, params_of(machine.actor)
+    if config.rollout.backend != "remote":
+        return {}
+    if network.spec.dtype != "float32":
+        cast = network.in_compute_dtype
+        made = yield _cast(machine, jax.jit(cast), machine.mesh)
+        if made.memory is None:
+            return {}
+        policy = args.placed(args.shapes(machine.mesh, cast, policy), made.places)
+    elif not config.rollout.ahead:
+        return {}
+    return {ROLLOUT_WEIGHTS: policy}
+
+
+def rollout_steps(machine: Machine) -> Generator[Step, Compiled, dict[str, PyTree]]:
     """Yields each step and is sent what became of it; ends early where memory was lacking.
 
+    Returns what sampling keeps on the devices.
     Source: ours: a tick's longest case, every response as long as it may be.
     """
     engine, mesh = machine.engine, machine.decode_mesh
     weights = yield from _weights(machine)
     if weights is None:
-        return None
+        return {}
     state = args.shapes(mesh, engine.init_decode_state, weights)
     shared = _is_shared(params_of(machine.actor), weights)
     made = yield Step(
         "empty slots", "sync", jax.jit(engine.init_decode_state), (weights,), mesh, 1.0,
-        frozenset({"actor weights" if shared else ROLLOUT_WEIGHTS}),
+        frozenset({"actor weights" if shared else ROLLOUT_WEIGHTS}), apart=_apart(machine),
     )  # fmt: skip
     if made.memory is None:
-        return None
+        return {}
     kept = Slots(weights, args.placed(state, made.places), shared)
     yield from _sampling(machine, kept)
-    return kept
+    return kept.pieces
+
+
+def _apart(machine: Machine) -> bool:
+    return machine.apart is not None
+
+
+def _cast(machine: Machine, program: Any, mesh: Mesh) -> Step:
+    policy = params_of(machine.actor)
+    return Step(
+        "weight sync",
+        "sync",
+        program,
+        (policy,),
+        mesh,
+        1.0,
+        frozenset({"actor weights"}),
+        moved=2 * args.device_bytes(policy),
+    )
 
 
 def _weights(machine: Machine) -> Generator[Step, Compiled, PyTree | None]:
@@ -61,22 +101,24 @@ def _weights(machine: Machine) -> Generator[Step, Compiled, PyTree | None]:
     engine, mesh = machine.engine, machine.decode_mesh
     network, policy = engine.network, params_of(machine.actor)
     held = frozenset({"actor weights"})
-    mover = None if machine.grids is None else Mover(network, machine.grids)
+    mover = None if machine.grids is None else Mover(network, machine.mesh, machine.grids)
     if mover is not None or network.spec.dtype != "float32":
         cast = network.in_compute_dtype
-        made = yield Step(
-            "weight sync", "sync", jax.jit(cast) if mover is None else mover.program, (policy,),
-            machine.mesh, 1.0, held, moved=2 * args.device_bytes(policy),
-        )  # fmt: skip
+        program = jax.jit(cast) if mover is None else mover.program
+        made = yield _cast(machine, program, machine.mesh if mover is None else mover.grids.between)
         if made.memory is None:
             return None
         places = made.places if mover is None else mover.places
-        policy, held = args.placed(args.shapes(mesh, cast, policy), places), frozenset()
+        policy, held = args.placed(args.shapes(machine.mesh, cast, policy), places), frozenset()
+    if _apart(machine):
+        # Sent there by a copy from devices to devices, which is no program.
+        whole = parallel.shardings(network.axes, network.abstract, mesh, whole=True)
+        policy, held = args.placed(policy, whole), frozenset()
     if engine.scan_layers and engine.weights == "model":
         return policy
     made = yield Step(
         "weights laid out", "sync", jax.jit(engine.load_params), (policy,), mesh, 1.0, held,
-        moved=2 * args.device_bytes(policy),
+        moved=2 * args.device_bytes(policy), apart=_apart(machine),
     )  # fmt: skip
     if made.memory is None:
         return None
@@ -98,7 +140,7 @@ def _sampling(machine: Machine, kept: Slots) -> Generator[Step, Compiled, None]:
         "prefill", "rollout", _bound(engine, "prefill"), (weights, *prompts), mesh, float(calls),
         sampled, flops.reading(spec, tokens, width / 2, head=False),
         traffic.reading(spec, there, tokens, -(-width // chunk), head=False),
-        float(-(-width // chunk)), tokens=tokens,
+        float(-(-width // chunk)), tokens=tokens, apart=_apart(machine),
     )  # fmt: skip
     if made.memory is None:
         return
@@ -107,7 +149,7 @@ def _sampling(machine: Machine, kept: Slots) -> Generator[Step, Compiled, None]:
     yield Step(
         "insert", "rollout", _bound(engine, "insert"),
         (prefix, state, each, each, args.sampling(mesh, requests)), mesh, float(calls),
-        frozenset({"slots"}), moved=2 * args.device_bytes(prefix.cache),
+        frozenset({"slots"}), moved=2 * args.device_bytes(prefix.cache), apart=_apart(machine),
     )  # fmt: skip
     steps, slots = rollout.steps_per_dispatch, rollout.slots
     waves = -(-config.batch_responses // slots)
@@ -117,7 +159,7 @@ def _sampling(machine: Machine, kept: Slots) -> Generator[Step, Compiled, None]:
     yield Step(
         "generate", "rollout", _bound(engine, "generate"), (weights, state), mesh,
         float(waves * -(-rollout.max_response_tokens // steps)), sampled | {"slots"},
-        _decoding(machine), steps * one, tokens=float(steps * slots),
+        _decoding(machine), steps * one, tokens=float(steps * slots), apart=_apart(machine),
     )  # fmt: skip
 
 

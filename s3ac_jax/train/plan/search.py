@@ -1,14 +1,15 @@
 """The longest packed row and the largest micro-batch whose training steps still fit."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core.types import PyTree
-from s3ac_jax.train.plan.app import judged, make_machine
+from s3ac_jax.train.plan.app import judged_in_tick, make_machine
 from s3ac_jax.train.plan.compiling import compile_program
-from s3ac_jax.train.plan.fitting import present
+from s3ac_jax.train.plan.state import tick_pieces
 from s3ac_jax.train.plan.steps import training_steps
 from s3ac_jax.train.plan.target import Target
 
@@ -16,25 +17,31 @@ from s3ac_jax.train.plan.target import Target
 def trains(config: RunConfig, target: Target, pieces: dict[str, PyTree]) -> bool:
     """Whether actor and critic step fit beside these pieces. Source: ours."""
     machine = make_machine(config, target)
+    # What sampling keeps is as in the config that was planned, rows are not.
+    there = pieces | tick_pieces(machine, {})
     for step in training_steps(machine):
         if not step.trains:
             continue
         made = compile_program(step.program, step.arguments, step.mesh, target, turns=step.turns)
-        if not judged(step, made, present(config, step, pieces), target).fit.fits:
+        if not judged_in_tick(config, step, made, there, target).fit.fits:
             return False
     return True
 
 
 def largest(
-    start: int, unit: int, most: int, fits: Callable[[int], bool], *, tries: int = 5
-) -> int | None:
-    """The largest multiple of `unit` up to `most` that fits, or near it; None if none does.
+    start: int, unit: int, most: int, fits: Callable[[int], bool], *, least: int = 1,
+    tries: int = 5,
+) -> int | None:  # fmt: skip
+    """The largest multiple of `unit` from `least` to `most` that fits, or near it.
+
+    None if none does.
 
     Doubles from `start` on, or halves, then cuts what is left in half; at most `tries` times.
     Source: ours: a compilation takes from seconds to minutes.
     """
     good, bad = None, None
-    at = max(unit, start // unit * unit)
+    least = -(-least // unit) * unit
+    at = max(least, start // unit * unit)
     for _ in range(tries):
         if fits(at):
             good = at
@@ -42,12 +49,12 @@ def largest(
                 break
         else:
             bad = at
-            if at <= unit:
+            if at <= least:
                 break
         if bad is None:
             at = min(2 * at, most // unit * unit)
         elif good is None:
-            at = max(unit, at // 2 // unit * unit)
+            at = max(least, at // 2 // unit * unit)
         else:
             at = (good + bad) // 2 // unit * unit
         if at in (good, bad):
@@ -79,12 +86,16 @@ def search(
             lambda value: with_train(micro_rows=value),
         ),
         "train.pack_tokens": largest(
-            config.train.pack_tokens, _row_unit(config), 2**20,
-            lambda value: with_train(pack_tokens=value, **least),
+            config.train.pack_tokens, row_unit(config), 2**20,
+            lambda value: with_train(pack_tokens=value, **least), least=config.longest,
         ),
     }  # fmt: skip
 
 
-def _row_unit(config: RunConfig) -> int:
-    """Rows of at least the longest response, in steps that attention's kernels like."""
-    return max(128 * config.mesh.context, -(-config.longest // 1024) * 1024)
+def row_unit(config: RunConfig) -> int:
+    """Steps in which rows grow and shrink, of which the config's own row is one.
+
+    What its part of a device has of 1024 is kept, and so kernels take the others where they take
+    this one. Source: ours.
+    """
+    return math.gcd(config.train.pack_tokens // config.mesh.context, 1024) * config.mesh.context

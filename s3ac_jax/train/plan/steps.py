@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core.types import Learner, PyTree
+from s3ac_jax.parallel import mesh as parallel
 from s3ac_jax.parallel.regrid import Regrid, regrid
 from s3ac_jax.rollout.engine import Engine
 from s3ac_jax.train.learner import params_of
@@ -21,6 +22,10 @@ from s3ac_jax.train.rollouts import make_engine
 NO_FLOPS = Flops(0.0, 0.0)
 ROLES = ("actor", "critic")
 ROLLOUT_WEIGHTS = "rollout weights"
+# The critic that training starts from; one that selection asks in place of the learning one; a
+# copy of whom it asks, for a selection that runs ahead.
+STARTING_CRITIC, JUDGE = "starting critic weights", "judge weights"
+COPIED_JUDGE = "copied judge weights"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +35,8 @@ class Step:
     phase: of the tick; "start" and "pretraining" come before the first one. turns: of its loop
     over micro-batches. times: calls per tick (or in all, before the first). holds: what of the
     run's state is among its arguments. moved: bytes through a device's memory, at least.
-    critic: share of its time that is the critic's. tokens: it reads or makes in a call.
-    Source: ours.
+    critic: share of its time that is the critic's. tokens: it reads or makes in a call. apart: it
+    runs on devices that only sample. Source: ours.
     """
 
     name: str
@@ -46,6 +51,7 @@ class Step:
     turns: float = 1.0
     critic: float = 0.0
     tokens: float = 0.0
+    apart: bool = False
 
     @property
     def trains(self) -> bool:
@@ -55,7 +61,10 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """The mesh of a run, and its state as shapes with places. Source: ours."""
+    """The mesh of a run, and its state as shapes with places. apart: of devices that only sample.
+
+    Source: ours.
+    """
 
     config: RunConfig
     programs: Programs
@@ -63,49 +72,56 @@ class Machine:
     engine: Engine
     actor: Learner
     critic: Learner | None
+    apart: Mesh | None = None
 
     @functools.cached_property
     def grids(self) -> Regrid | None:
-        """How the mesh becomes the sampler's, None where that is the same. Source: ours."""
-        if self.config.samples_in_place:
+        """How the mesh becomes the sampler's, None where that is the same, or of other devices.
+
+        Source: ours.
+        """
+        if self.apart is not None or self.config.samples_in_place:
             return None
         return regrid(self.mesh, self.config.decode_mesh)
 
     @property
     def decode_mesh(self) -> Mesh:
         """Where responses are made. Source: ours."""
+        if self.apart is not None:
+            return self.apart
         return self.mesh if self.grids is None else self.grids.target
 
+    @property
+    def copied_judge(self) -> PyTree:
+        """The critic's weights as `train/ahead.py` copies them. Source: ours."""
+        assert self.critic is not None
+        params, network = params_of(self.critic), self.programs.critic.network
+        if self.apart is None:
+            return params
+        places = parallel.shardings(network.axes, network.abstract, self.apart, whole=True)
+        return args.placed(params, places)
 
-def machine_on(config: RunConfig, mesh: Mesh) -> Machine:
+
+def machine_on(config: RunConfig, mesh: Mesh, apart: Mesh | None = None) -> Machine:
     """The run of this config on this mesh, nothing compiled and no array made. Source: ours."""
     programs, critic = make_programs(config), None
     if config.recipe.critic is not None:
         critic = abstract_learner(programs.critic, mesh)
     # What ends a response is a number like any other.
     engine = make_engine(config, programs.actor.network, stop_ids=(0,))
-    return Machine(config, programs, mesh, engine, abstract_learner(programs.actor, mesh), critic)
+    actor = abstract_learner(programs.actor, mesh)
+    return Machine(config, programs, mesh, engine, actor, critic, apart)
 
 
 def training_steps(machine: Machine) -> Iterator[Step]:
-    """What follows the rollout in a tick, and prompt values before it. Source: ours."""
+    """What follows the rollout in a tick, and what selection asks before it. Source: ours."""
     config, programs, mesh = machine.config, machine.programs, machine.mesh
     recipe, number = config.recipe, config.minibatches
-    rows = args.packed(
-        config, mesh, -(-config.batch_responses // number), routing=config.records_routing
-    )
+    rows = args.tick_rows(config, mesh)
     policy = params_of(machine.actor)
     values = None if machine.critic is None else params_of(machine.critic)
     every = _rows_of(config, rows.tokens.shape[0])
-    if values is not None and (count := args.candidates(config)):
-        tokens = float(count * config.task.max_prompt_tokens)
-        yield Step(
-            "prompt values", "select", programs.prompt_values,
-            (values, *args.prompts(config, mesh, count)), mesh, 1.0, frozenset({"critic weights"}),
-            flops.reading(config.model, tokens, config.task.max_prompt_tokens / 2, head=False),
-            traffic.reading(config.model, config.mesh, tokens, 1.0, head=False),
-            critic=1.0, tokens=tokens,
-        )  # fmt: skip
+    yield from _selecting(machine)
     first = 1 if recipe.first_step_reads else 0
     of_actor = every.reading(head=True)
     if recipe.reads_values and number > first:
@@ -133,6 +149,39 @@ def training_steps(machine: Machine) -> Iterator[Step]:
         machine, "actor step", "actor", programs.actor, machine.actor, programs.actor_step,
         args.actor_batch(config, mesh, rows), every, float(number),
     )  # fmt: skip
+
+
+def _selecting(machine: Machine) -> Iterator[Step]:
+    """One pass of the critic over prompts, and how far the policy has moved on those drawn."""
+    config, programs = machine.config, machine.programs
+    if machine.critic is not None and (count := args.candidates(config)):
+        asked, held, mesh = params_of(machine.critic), "critic weights", machine.mesh
+        spec, apart = config.mesh, False
+        if config.rollout.ahead:
+            asked, held, apart = machine.copied_judge, COPIED_JUDGE, machine.apart is not None
+            mesh, spec = (machine.apart, config.decode_mesh) if machine.apart else (mesh, spec)
+        elif config.scheduler.judge != "learning":
+            held = JUDGE
+        width = config.task.max_prompt_tokens
+        tokens = float(count * width)
+        yield Step(
+            "prompt values", "select", programs.prompt_values,
+            (asked, *args.prompts(config, mesh, count)), mesh, 1.0, frozenset({held}),
+            flops.reading(config.model, tokens, width / 2, head=False),
+            traffic.reading(config.model, spec, tokens, 1.0, head=False),
+            critic=1.0, tokens=tokens, apart=apart,
+        )  # fmt: skip
+    if config.recipe.select.tracks_drift:
+        number = config.minibatches
+        each = -(-config.train.batch_prompts // number)
+        rows = args.packed(config, machine.mesh, each, routing=False)
+        one = _rows_of(config, rows.tokens.shape[0])
+        arithmetic, moved = one.reading(head=True)
+        yield Step(
+            "drift", "select", programs.drift, (params_of(machine.actor), [rows] * number),
+            machine.mesh, 1.0, frozenset({"actor weights"}), arithmetic * number, moved * number,
+            one.turns, tokens=one.tokens * number,
+        )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from rich.console import Console
 from rich.table import Table
 
+from s3ac_jax.algos.selection import Accepting
+from s3ac_jax.config.run import RunConfig
 from s3ac_jax.train.plan.app import Plan
 from s3ac_jax.train.plan.arguments import device_bytes
 from s3ac_jax.train.plan.compiling import Compiled
@@ -80,6 +82,42 @@ def state_line(plan: Plan) -> str:
     return f"state of the run on one device, GiB: {', '.join(sizes)}"
 
 
+def host_line(plan: Plan) -> str | None:
+    """What the hosts' memory has to hold, None without anything there. Source: ours."""
+    most = max(plan.steps, key=lambda one: one.fit.host)
+    if not most.fit.host:
+        return None
+    count = plan.target.per_host
+    return (
+        f"in the hosts' memory at {most.step.name}, GiB: {gib(most.fit.host)} for a device, "
+        f"{gib(count * most.fit.host)} for the {count} of a host"
+    )
+
+
+def counted_lines(config: RunConfig) -> list[str]:
+    """What a tick may have more of than is counted, or what is not counted at all. Source: ours."""
+    lines = []
+    rounds, select = config.recipe.keep.max_rounds, config.recipe.select
+    walks = select.reads_values and isinstance(select, Accepting)
+    passes = config.scheduler.max_rounds if walks else 1
+    if rounds > 1 or passes > 1:
+        more = [f"up to {rounds} rounds (recipe.keep)"] * (rounds > 1)
+        more += [f"up to {passes} passes of the critic each (scheduler.max_rounds)"] * (passes > 1)
+        lines.append(
+            f"of selection and rollouts one round is counted; a tick may take {', '.join(more)}"
+        )
+    if config.rollout.backend != "local":
+        lines.append(
+            f"rollouts are made by servers (rollout.backend={config.rollout.backend}): their time, "
+            "their memory and the way of the weights to them are not counted"
+        )
+    if config.rollout.apart:
+        lines.append(
+            "the copy of the weights to the sampler's devices (rollout.apart) is not counted"
+        )
+    return lines
+
+
 def tick_lines(plan: Plan, ticks: int, usd_per_chip_hour: float | None) -> list[str]:
     """The tick in words. Source: ours."""
     config, target = plan.config, plan.target
@@ -96,11 +134,21 @@ def tick_lines(plan: Plan, ticks: int, usd_per_chip_hour: float | None) -> list[
         f"critic's share of it {100 * tick.critic:.0f} %; {tick.tokens_per_second:,.0f} tokens/s "
         f"on {target.chips} chips, {tick.tokens_per_second / target.chips:,.0f} each; "
         f"MFU <= {100 * tick.mfu:.0f} %",
-        f"{ticks} ticks: at least {hours:,.1f} chip-hours{cost}",
+        f"{ticks} ticks: at least {_hours(hours)} chip-hours{cost}",
     ]
+    if tick.overlaps:
+        lines[0] += "; selection and rollouts are the next tick's, beside the rest"
     if tick.pretraining:
-        lines[2] += f", {seconds(tick.pretraining)} of them for the value pretraining"
-    return lines
+        first = chip_hours(tick, target, 0)
+        lines[2] += (
+            f", {_hours(first)} chip-hours ({seconds(tick.pretraining)}) of it for the value "
+            "pretraining"
+        )
+    return lines + counted_lines(config)
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.1f}" if hours >= 10 else f"{hours:.2g}"
 
 
 def complaints(plan: Plan) -> list[str]:
@@ -129,6 +177,8 @@ def show(plan: Plan, console: Console, *, ticks: int, usd_per_chip_hour: float |
     console.print()
     console.print(memory_table(plan))
     console.print(state_line(plan), highlight=False)
+    if (line := host_line(plan)) is not None:
+        console.print(line, highlight=False)
     console.print()
     console.print(time_table(plan))
     for line in tick_lines(plan, ticks, usd_per_chip_hour) + complaints(plan):

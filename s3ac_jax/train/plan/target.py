@@ -1,5 +1,6 @@
 """A machine by its name, as compile-only devices: v5e:4x4, 2*v5p:4x4x4, h100:2x8, cpu:4."""
 
+import collections
 import contextlib
 import dataclasses
 import importlib.util
@@ -20,6 +21,8 @@ from s3ac_jax.train.plan.hardware import Chip
 from s3ac_jax.train.plan.logs import stderr_lines
 
 _NAME = re.compile(r"(?:(\d+)\*)?([a-z][a-z0-9]*):(\d+(?:x\d+)*)")
+# More than any machine has, and about as many as a compiler can still describe.
+_MOST = 2**16
 _EXAMPLES = "v5e:4x4, v5p:4x4x4, 2*v5e:4x4 (two slices), h100:2x8 (2 hosts of 8), cpu:4"
 
 
@@ -44,6 +47,13 @@ class Target:
         """What is paid for; virtual devices of a CPU are one. Source: ours."""
         return max(1, len(self.devices) // self.chip.per_chip)
 
+    @property
+    def per_host(self) -> int:
+        """Devices of one host, as libtpu describes it; of GPUs, as the name says. Source: ours."""
+        by_process = self.chip.platform == "tpu"
+        hosts = [device.process_index for device in self.devices] if by_process else self.island
+        return max(collections.Counter(hosts).values())
+
     def islands(self, mesh: Mesh) -> tuple[int, ...]:
         """The island of each device of a mesh, in the order that its programs number them.
 
@@ -66,6 +76,8 @@ def make_target(name: str) -> Target:
         raise PlanError(f"--topology={name}: known are {known}; say {_EXAMPLES}")
     jax.config.update("jax_platforms", "cpu")
     slices, sizes = int(match[1] or 1), [int(size) for size in match[3].split("x")]
+    if not 1 <= slices * math.prod(sizes) <= _MOST:
+        raise PlanError(f"--topology={name}: say 1 to {_MOST} devices")
     if kind == "cpu":
         if slices != 1 or len(sizes) != 1:
             raise PlanError(f"--topology={name}: of CPUs say how many devices, cpu:4")
@@ -74,7 +86,7 @@ def make_target(name: str) -> Target:
         return Target(name, hardware.cpu(memory, len(devices)), devices, (0,) * len(devices))
     chip = hardware.CHIPS[kind]
     if chip.platform == "tpu":
-        devices = _tpu_devices(name, kind, match[3], slices)
+        devices = _tpu_devices(name, kind, sizes, slices)
         island = [getattr(device, "slice_index", None) or 0 for device in devices]
         return Target(name, chip, devices, tuple(island))
     if slices != 1 or len(sizes) > 3:
@@ -97,7 +109,7 @@ def _virtual(count: int) -> list[Any]:
     return devices[:count]
 
 
-def _tpu_devices(name: str, kind: str, shape: str, slices: int) -> list[Any]:
+def _tpu_devices(name: str, kind: str, sizes: list[int], slices: int) -> list[Any]:
     if importlib.util.find_spec("libtpu") is None:
         raise PlanError(
             f"--topology={name} needs XLA's compiler for TPUs: pip install 's3ac-jax[plan]' "
@@ -111,10 +123,14 @@ def _tpu_devices(name: str, kind: str, shape: str, slices: int) -> list[Any]:
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
     }.items():
         os.environ.setdefault(variable, value)
-    several = {"num_slices": slices} if slices > 1 else {}
+    more: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
+    if math.prod(sizes) == 1:
+        # By default a host has four chips.
+        more["chips_per_host_bounds"] = (1, 1, 1)
+    shape = "x".join(map(str, sizes))
     try:
         found = topologies.get_topology_desc(
-            platform="tpu", topology_name=f"{kind}:{shape}", **several
+            platform="tpu", topology_name=f"{kind}:{shape}", **more
         )
     except jax.errors.JaxRuntimeError as error:
         why = str(error).splitlines()[0][:200]

@@ -17,9 +17,10 @@ PHASES = ("select", "sync", "rollout", "score", "prepare", "critic", "actor")
 class Tick:
     """Seconds of a tick at least, every response as long as it may be, by phase.
 
-    tokens: prompts and responses of a tick. critic: share of its time that is the critic's.
+    tokens: prompts and responses of a tick. critic: share of all phases' time that is the critic's.
     mfu: what the method asks for, of all chips' peak over this time. pretraining: seconds, its
-    rollouts included. Source: ours.
+    rollouts included. overlaps: the next tick's selection and rollouts run beside the rest.
+    Source: ours.
     """
 
     phases: dict[str, float]
@@ -27,11 +28,12 @@ class Tick:
     critic: float
     mfu: float
     pretraining: float
+    overlaps: bool = False
 
     @property
     def seconds(self) -> float:
-        """All phases, one after the other. Source: ours."""
-        return sum(self.phases.values())
+        """All phases, one after the other, or those of sampling beside the others. Source: ours."""
+        return _seconds(self.phases, self.overlaps)
 
     @property
     def tokens_per_second(self) -> float:
@@ -41,6 +43,7 @@ class Tick:
 
 def tick_of(config: RunConfig, target: Target, steps: Sequence[tuple[Step, Bound]]) -> Tick:
     """The tick that these steps make up. Source: ours: sums of bounds, so a bound itself."""
+    overlaps = config.rollout.apart and config.rollout.ahead > 0
     phases = dict.fromkeys(PHASES, 0.0)
     critic = pretraining = arithmetic = 0.0
     for step, bound in steps:
@@ -51,8 +54,8 @@ def tick_of(config: RunConfig, target: Target, steps: Sequence[tuple[Step, Bound
             continue
         phases[step.phase] += seconds
         critic += step.critic * seconds
-        arithmetic += step.times * step.flops.model / step.mesh.size
-    total = sum(phases.values())
+        arithmetic += step.times * step.flops.model / len(target.devices)
+    total, seconds = sum(phases.values()), _seconds(phases, overlaps)
     if pretraining:
         spec = config.recipe.critic
         assert spec is not None
@@ -60,8 +63,16 @@ def tick_of(config: RunConfig, target: Target, steps: Sequence[tuple[Step, Bound
         pretraining += phases["rollout"] * responses / config.batch_responses
     return Tick(
         phases, config.batch_responses * config.longest, critic / total if total else 0.0,
-        arithmetic / target.chip.flops / total if total else 0.0, pretraining,
+        arithmetic / target.chip.flops / seconds if seconds else 0.0, pretraining, overlaps,
     )  # fmt: skip
+
+
+def _seconds(phases: dict[str, float], overlaps: bool) -> float:
+    total = sum(phases.values())
+    if not overlaps:
+        return total
+    ahead = phases["select"] + phases["rollout"]
+    return max(ahead, total - ahead)
 
 
 def chip_hours(tick: Tick, target: Target, ticks: int) -> float:

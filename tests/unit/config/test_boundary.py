@@ -16,8 +16,9 @@ from s3ac_jax.algos.averaging import ConstantLength
 from s3ac_jax.algos.filtering import SoftOverlong
 from s3ac_jax.algos.recipe import RECIPES
 from s3ac_jax.config import boundary
-from s3ac_jax.config.boundary import FREE_KEYS, ConfigError, from_config_dict, to_dict
+from s3ac_jax.config.boundary import FREE_KEYS, ConfigError, free_keys, from_config_dict, to_dict
 from s3ac_jax.io.workdir import Workdir, WorkdirError
+from s3ac_jax.parallel.mesh import MeshSpec
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -110,6 +111,20 @@ def test_resolved_config_is_json_and_names_the_classes():
     assert recipe["entropy"] is None
 
 
+# What takes more than its own number to be another.
+OTHER = {
+    "mesh": {"mesh.fsdp": 2, "mesh.context": 2, "mesh.tensor": 3},
+    "model.attention": {"model.attention": "chunked"},
+    "model.remat_policy": {"model.remat_policy": "matmuls"},
+    "rollout.apart": {
+        "rollout.backend": "local", "rollout.addresses": "", "rollout.apart": True,
+        "rollout.mesh": dataclasses.asdict(MeshSpec(data=2)),
+    },
+    "rollout.mesh": {"rollout.mesh": dataclasses.asdict(MeshSpec())},
+    "train.offload": {"train.offload": "idle"},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("file", [TINY, GSM8K], ids=["tiny", "gsm8k_tiny"])
 def test_a_resumed_run_may_change_the_free_keys(tmp_path, file):
     def claim(changes):
@@ -120,19 +135,39 @@ def test_a_resumed_run_may_change_the_free_keys(tmp_path, file):
         config = to_dict(from_config_dict(cd))
         workdir = Workdir(tmp_path)
         try:
-            workdir.claim(config, FREE_KEYS)
+            # Devices apart are for another backend, which is not free.
+            workdir.claim(config, FREE_KEYS | {"rollout.backend"})
         finally:
             workdir.close()
         return config
 
     found = flat(claim({}))
-    there = FREE_KEYS & found.keys()
+    there = FREE_KEYS & (found.keys() | {"mesh"})
     for key in sorted(there):
         # Without suites there is nothing to evaluate.
         if key != "evaluation.every" or file is GSM8K:
-            claim({key: "b:2" if isinstance(found[key], str) else 7})
+            other = not found.get(key) if isinstance(found.get(key), bool) else 7
+            claim(OTHER.get(key, {key: "b:2" if isinstance(found.get(key), str) else other}))
     # Each of them is a field of one of the two configs.
     assert there == FREE_KEYS - ({"task.graders"} if file is TINY else set())
+
+
+@pytest.mark.parametrize("key", ["cadence.save_every", "evaluation.every"])
+def test_what_is_saved_decides_what_is_made_ahead(tmp_path, key):
+    def claim(changes):
+        cd = GSM8K.get_config()
+        served = {"rollout.backend": "remote", "rollout.addresses": "a:1", "rollout.ahead": 1}
+        cd.update_from_flattened_dict(served | changes)
+        config, workdir = from_config_dict(cd), Workdir(tmp_path)
+        try:
+            workdir.claim(to_dict(config), free_keys(config))
+        finally:
+            workdir.close()
+
+    claim({})
+    claim({"cadence.evaluate_every": 7})
+    with pytest.raises(WorkdirError, match=re.escape(f"{key} was ")):
+        claim({key: 7})
 
 
 def test_a_resumed_run_may_change_nothing_else(tmp_path):

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from s3ac_jax.parallel import mesh as parallel
 from s3ac_jax.parallel.mesh import MeshSpec, make_mesh
@@ -23,6 +22,8 @@ CASES = [
     (MeshSpec(tensor=2, context=2), MeshSpec(data=2, tensor=2)),
     (MeshSpec(data=2, tensor=2), MeshSpec(tensor=4)),
     (MeshSpec(expert=2, context=2), MeshSpec(expert=4)),
+    (MeshSpec(fsdp=2, context=2), MeshSpec(tensor=2, expert=2)),
+    (MeshSpec(context=4), MeshSpec(tensor=2, expert=2)),
 ]
 AXES, SHAPE = ("layers", "experts", "expert_embed", "mlp"), (2, 4, 8, 12)
 
@@ -35,6 +36,10 @@ def places(first, second):
     return here, grids, parallel.shardings(AXES, abstract, grids.target, whole=True)
 
 
+def moving(here, grids, there, dtype=jnp.float32):
+    return jax.jit(lambda x: grids.moved(x + 1, here, there, dtype))
+
+
 @pytest.mark.parametrize(("first", "second"), CASES)
 def test_every_number_is_where_it_belongs(first, second):
     here, grids, there = places(first, second)
@@ -42,8 +47,8 @@ def test_every_number_is_where_it_belongs(first, second):
     assert dict(grids.target.shape) == wanted
     assert set(grids.target.devices.flat) == set(jax.devices())
     x = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
-    program = jax.jit(lambda x: x + 1, out_shardings=grids.before(there))
-    moved = program(jax.device_put(x, here))
+    with jax.set_mesh(grids.between):
+        moved = moving(here, grids, there)(jax.device_put(x, here))
     pointers = {shard.device: shard.data.unsafe_buffer_pointer() for shard in
                 moved.addressable_shards}  # fmt: skip
     got = grids.after(moved, there)
@@ -72,19 +77,29 @@ def test_a_device_keeps_a_part_of_what_it_has(first, second):
             assert a <= b or b <= a
 
 
-def test_widths_turn_into_experts_by_an_exchange():
-    here, grids, there = places(MeshSpec(fsdp=2, expert=2), MeshSpec(expert=4))
-    program = jax.jit(lambda x: x + 1, out_shardings=grids.before(there))
-    text = program.lower(jax.ShapeDtypeStruct(SHAPE, jnp.float32, sharding=here)).compile()
-    text = text.as_text()
-    assert "all-to-all" in text
-    assert not re.search("all-gather|all-reduce|collective-permute", text)
+@pytest.mark.parametrize(
+    ("first", "second", "wires"),
+    [
+        (MeshSpec(fsdp=2, expert=2), MeshSpec(expert=4), {"all-to-all"}),
+        (MeshSpec(fsdp=4), MeshSpec(tensor=2, expert=2), {"all-to-all"}),
+        (MeshSpec(fsdp=2, context=2), MeshSpec(data=2, expert=2), {"all-to-all", "all-gather"}),
+        (MeshSpec(fsdp=4), MeshSpec(data=4), {"all-gather"}),
+        (MeshSpec(expert=4), MeshSpec(tensor=2, expert=2), {"all-to-all"}),
+        (MeshSpec(data=4), MeshSpec(tensor=4), set()),
+    ],
+)
+def test_nothing_is_gathered_that_is_only_exchanged(first, second, wires):
+    here, grids, there = places(first, second)
+    with jax.set_mesh(grids.between):
+        made = moving(here, grids, there, jnp.bfloat16).lower(
+            jax.ShapeDtypeStruct(SHAPE, jnp.float32, sharding=here)
+        )
+        text = made.compile().as_text()
+    every = "all-to-all|all-gather|all-reduce|collective-permute|reduce-scatter"
+    assert set(re.findall(rf" ({every})(?:-start)?\(", text)) == wires
+    assert made.out_info.dtype == jnp.bfloat16
 
 
-def test_what_has_no_pieces():
-    mesh = make_mesh(MeshSpec(fsdp=4))
+def test_another_number_of_devices():
     with pytest.raises(ValueError, match=r"as many devices as mesh \(4\), got 2"):
-        regrid(mesh, MeshSpec(data=2))
-    rows = NamedSharding(regrid(mesh, MeshSpec(data=4)).target, PartitionSpec("data"))
-    with pytest.raises(ValueError, match=r"only tensor and expert .* not \['data'\]"):
-        regrid(mesh, MeshSpec(data=4)).before(rows)
+        regrid(make_mesh(MeshSpec(fsdp=4)), MeshSpec(data=2))

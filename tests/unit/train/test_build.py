@@ -8,6 +8,8 @@ import pytest
 from s3ac_jax.algos.recipe import RECIPES
 from s3ac_jax.data.packing import pack
 from s3ac_jax.data.stream import Epochs
+from s3ac_jax.parallel.dispatch import InOrder
+from s3ac_jax.parallel.mesh import MeshSpec
 from s3ac_jax.train.build import build
 from s3ac_jax.train.programs import make_pretraining
 from tests.helpers import make_scored, run_config
@@ -61,6 +63,20 @@ def test_nothing_is_shared_unasked(single):
 def test_a_column_changes_what_it_makes(single, recipe, differ):
     other = build(changed(single, recipe), like=single)
     assert names(other, single) == differ
+
+
+@pytest.mark.parametrize(("ahead", "data"), [(1, 2), (0, 2), (1, 1)])
+def test_programs_of_two_threads_take_turns(ahead, data):
+    pytest.importorskip("grpc")
+    config = run_config(recipe=RECIPES["s3ac_single"], mesh=MeshSpec(data=data))
+    servers = {"backend": "remote", "addresses": "127.0.0.1:9", "ahead": ahead}
+    parts = build(
+        dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, **servers))
+    )
+    parts.close()
+    called = ("prompt_values", "score", "first_targets", "prepare", "actor_step", "critic_step")
+    wanted = ahead == 1 and data == 2
+    assert [isinstance(getattr(parts, name), InOrder) for name in called] == [wanted] * 6
 
 
 def test_no_critic_is_no_critic(single):

@@ -51,10 +51,12 @@ def remote():
     made = []
 
     def make(servers, **options):
-        options = {"timing": QUICK, "max_in_flight": 16, "record_routing": True} | options
+        options = {
+            "network": NETWORK, "timing": QUICK, "max_in_flight": 16, "record_routing": True,
+        } | options  # fmt: skip
         made.append(
             RemoteRollout(
-                [getattr(server, "address", server) for server in servers], network=NETWORK,
+                [getattr(server, "address", server) for server in servers],
                 max_prompt_tokens=PROMPT, max_response_tokens=RESPONSE, **options,
             )
         )  # fmt: skip
@@ -206,6 +208,21 @@ def test_weights_arrive_as_they_are_read(servers, remote):
         assert server.weights["embed"].dtype == jnp.bfloat16
         assert server.in_flight is False
     assert client.stats()["pushed_bytes"] == 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(CAST))
+
+
+def test_a_server_that_comes_back_gets_weights_that_the_trainer_has_donated(servers, remote):
+    (server,) = servers(1)
+    server.abstract = PARAMS
+    # What needs no cast is sent as it is.
+    whole = actor_network(dataclasses.replace(NETWORK.spec, dtype="float32"))
+    client = remote([server], network=whole, copies=True)
+    params = jax.tree.map(jnp.copy, PARAMS)
+    client.update_weights(params, 5)
+    jax.tree.map(lambda leaf: leaf.delete(), params)
+    server.stop()
+    server.start()
+    run(client)
+    assert server.seen.count("PushWeights") == 2
 
 
 def test_the_same_weights_are_not_sent_twice(servers, remote):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from s3ac_jax.models.spec import DecoderSpec, LinearAttentionSpec, MoeSpec
+from s3ac_jax.models.spec import DecoderSpec, LinearAttentionSpec, LoraSpec, MoeSpec
 from s3ac_jax.train.plan import flops
 
 # Products with weights of one token: q 4 x 4, k and v 4 x 2 each, o 4 x 4, three of 4 x 5.
@@ -46,6 +46,16 @@ def test_frozen_attention_has_no_gradient_but_hands_one_on():
     got = flops.learning(SPEC, 1, 7, head=False, mixers_frozen=True)
     assert got.model == 3 * (FEEDS + ATTENTION + 8) + 2 * MIXERS
     assert got.done == got.model
+
+
+def test_with_adapters_the_lm_head_gets_no_gradient():
+    """It is frozen as the layers are, a value head is not; the adapters themselves are small."""
+    spec = DecoderSpec(**{**vars(SPEC), "lora": LoraSpec(rank=2, alpha=2.0)})
+    layers = 2 * (MIXERS + FEEDS) + 3 * ATTENTION
+    actor = flops.learning(spec, 5, 7, head=True, mixers_frozen=False)
+    assert actor.model == 5 * (layers + 2 * HEAD)
+    critic = flops.learning(spec, 5, 7, head=False, mixers_frozen=False)
+    assert critic.model == 5 * (layers + 3 * 8)
 
 
 def test_experts_and_linear_attention():

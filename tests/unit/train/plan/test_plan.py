@@ -2,6 +2,8 @@
 
 import dataclasses
 import importlib.util
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +13,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from s3ac_jax.algos.recipe import RECIPES
 from s3ac_jax.parallel.mesh import MeshSpec, make_mesh
-from s3ac_jax.train.plan import console
+from s3ac_jax.train.plan import console, tables
 from s3ac_jax.train.plan.app import make_plan
 from s3ac_jax.train.plan.arguments import device_bytes
 from s3ac_jax.train.plan.compiling import compile_program
-from s3ac_jax.train.plan.fitting import fit, present
+from s3ac_jax.train.plan.fitting import fit
+from s3ac_jax.train.plan.search import trains
+from s3ac_jax.train.plan.state import present
 from s3ac_jax.train.plan.steps import ROLES, Step
-from s3ac_jax.train.plan.target import make_target
+from s3ac_jax.train.plan.target import PlanError, make_target
 from s3ac_jax.train.programs import fresh_learner, make_actor
 from tests.helpers import run_config
 
@@ -72,11 +76,13 @@ def test_what_lies_beside_a_step_is_what_it_does_not_take(plan):
     learners = sum(size[f"{role} {w}"] for role in ROLES for w in ("weights", "optimiser"))
     # Before an update, rollouts have given up what they held.
     actor = size["actor weights"] + size["actor optimiser"]
-    assert by_name["critic step"].beside == actor
+    batches = size["batches"] + size["prepared batches"]
+    assert actor < by_name["critic step"].beside < actor + batches
     assert by_name["generate"].beside == learners
     sampled = size["rollout weights"] + size["slots"]
     assert by_name["prompt values"].beside == learners + sampled - size["critic weights"]
-    assert by_name["actor learner"].beside == 0
+    assert by_name["actor learner"].beside == size["critic weights"]
+    assert by_name["critic learner"].beside == actor
 
 
 @pytest.mark.parametrize(
@@ -94,7 +100,8 @@ def test_what_is_offloaded_lies_nowhere(plan, offload, beside_critic, beside_gen
     steps = {one.step.name: one.step for one in plan.steps}
     for name, want in (("critic step", beside_critic), ("generate", beside_generate)):
         there = present(config, steps[name], plan.pieces)
-        assert there.keys() - steps[name].holds == want
+        batches = {"batches", "prepared batches"}
+        assert there.keys() - steps[name].holds - batches == want
 
 
 def test_fsdp_gathers_weights_and_scatters_gradients(plan):
@@ -113,6 +120,95 @@ def test_a_step_that_does_not_fit_says_what_is_most_and_the_knob(plan):
         "slots are the most; less by rollout.slots"
         in dataclasses.replace(got, classes=large).advice
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [({"ticks": -5}, "--ticks must be at least 1, got -5"), ({"ticks": 0}, "got 0"),
+     ({"usd_per_chip_hour": math.nan}, "--usd_per_chip_hour must be a number from 0 on, got nan"),
+     ({"usd_per_chip_hour": -1.0}, "got -1")],
+)  # fmt: skip
+def test_what_can_not_be_added_up_is_one_line(flags, told):
+    with pytest.raises(PlanError, match=told):
+        console.plan(CONFIG, "cpu:4", **flags)
+
+
+def test_the_value_pretraining_is_told_in_the_unit_of_the_whole(plan):
+    line = tables.tick_lines(plan, 2000, 3.0)[2]
+    found = re.fullmatch(
+        r"2000 ticks: at least ([\d.,]+) chip-hours, [\d,]+ USD, ([\d.,e-]+) chip-hours \(.*\) of "
+        r"it for the value pretraining", line,
+    )  # fmt: skip
+    assert found is not None, line
+    whole, first = (float(number.replace(",", "")) for number in found.groups())
+    assert first <= whole
+
+
+def test_what_is_not_counted_is_told():
+    assert tables.counted_lines(run_config(recipe=RECIPES["grpo"])) == []
+    dapo, daps = (tables.counted_lines(run_config(recipe=RECIPES[name]))
+                  for name in ("dapo", "s3ac_single"))  # fmt: skip
+    assert "one round is counted; a tick may take up to 8 rounds (recipe.keep)" in dapo[0]
+    assert "up to 4 passes of the critic each (scheduler.max_rounds)" in daps[0]
+    rollout = dataclasses.replace(CONFIG.rollout, backend="remote", addresses="host:9000")
+    assert "rollouts are made by servers (rollout.backend=remote)" in tables.counted_lines(
+        dataclasses.replace(CONFIG, rollout=rollout)
+    )[-1]  # fmt: skip
+
+
+def test_the_host_s_memory_is_told_where_it_is_used(plan):
+    assert tables.host_line(plan) is None
+    held = dataclasses.replace(plan.steps[-1].fit, host=3 * 2**30)
+    steps = [*plan.steps[:-1], dataclasses.replace(plan.steps[-1], fit=held)]
+    assert tables.host_line(dataclasses.replace(plan, steps=steps)) == (
+        "in the hosts' memory at actor step, GiB: 3.00 for a device, 12.00 for the 4 of a host"
+    )
+
+
+def test_what_can_not_be_traced_there_is_one_line(plan):
+    def program(x):
+        raise ValueError("rows of 34 tokens\nwon't do")
+
+    mesh = make_mesh(CONFIG.mesh, jax.devices())
+    whole = jax.ShapeDtypeStruct((4,), jnp.float32)
+    with pytest.raises(PlanError) as error:
+        compile_program(jax.jit(program), (whole,), mesh, plan.target)
+    assert str(error.value) == "this config has no program for cpu:4: rows of 34 tokens"
+
+
+def test_what_the_search_asks(plan):
+    """Rows twice as long fit where there is room, beside all that lies there, and else not."""
+    train = dataclasses.replace(CONFIG.train, pack_tokens=2 * CONFIG.train.pack_tokens)
+    config = dataclasses.replace(CONFIG, train=train)
+    assert trains(config, plan.target, plan.pieces)
+    most = max(one.fit.total for one in plan.steps if one.step.phase == "critic")
+    small = dataclasses.replace(plan.target.chip, memory=most)
+    assert not trains(config, dataclasses.replace(plan.target, chip=small), plan.pieces)
+
+
+def test_sampling_apart_and_ahead():
+    """Sampling and what selection asks on the one half, training on the other."""
+    rollout = dataclasses.replace(
+        CONFIG.rollout, apart=True, ahead=1, mesh=MeshSpec(data=2), scan_layers=True
+    )
+    config = dataclasses.replace(CONFIG, mesh=MeshSpec(fsdp=2), rollout=rollout)
+    plan = make_plan(config, make_target("cpu:4"))
+    assert {one.step.name for one in plan.steps} == set(STEPS) - {"weight sync", "weights laid out"}
+    samplers = {one.step.name for one in plan.steps if one.step.apart}
+    assert samplers == {"empty slots", "prefill", "insert", "generate", "prompt values"}
+    meshes = [{device for one in plan.steps if one.step.apart == apart
+               for device in one.step.mesh.devices.flat} for apart in (True, False)]  # fmt: skip
+    assert [len(devices) for devices in meshes] == [2, 2]
+    assert not meshes[0] & meshes[1]
+    size = {name: device_bytes(tree) for name, tree in plan.pieces.items()}
+    by_name = {one.step.name: one.fit for one in plan.steps}
+    assert by_name["generate"].beside == size["copied judge weights"]
+    assert by_name["prompt values"].beside == size["rollout weights"] + size["slots"]
+    # Whole weights there, a half of them on each device that trains.
+    assert size["rollout weights"] > 1.9 * size["actor weights"]
+    lines = tables.tick_lines(plan, 1, None)
+    assert "selection and rollouts are the next tick's, beside the rest" in lines[0]
+    assert "to the sampler's devices (rollout.apart) is not counted" in lines[-1]
 
 
 def test_a_plan_that_does_not_fit_ends_with_its_steps(monkeypatch, plan, capsys):

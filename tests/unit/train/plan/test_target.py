@@ -1,5 +1,6 @@
 """Machines by name: what there is, and one line for what there is not."""
 
+import dataclasses
 import importlib.util
 
 import pytest
@@ -22,7 +23,13 @@ def line(error):
     return text
 
 
-@pytest.mark.parametrize("name", ["v9:2x2", "v5e", "", "v5e:4x", "cpu:4x4", "2*cpu:4", "3*h100:8"])
+UNKNOWN = [
+    "v9:2x2", "v5e", "", "v5e:4x", "cpu:4x4", "2*cpu:4", "3*h100:8", "cpu:0", "cpu:99999999999",
+    "h100:8x0", "h100:0x8", "0*v5e:4x4", "v5e:0x4", "v4:2x2x1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
 def test_an_unknown_machine_is_one_line(name):
     with pytest.raises(PlanError) as error:
         make_target(name)
@@ -58,6 +65,43 @@ def test_another_mesh_is_one_line_with_one_that_fits(mesh, told):
     assert told in line(error)
 
 
+def apart_config(**mesh):
+    config = run_config(mesh=MeshSpec(**mesh), micro_rows=4)
+    rollout = dataclasses.replace(config.rollout, apart=True, mesh=MeshSpec(data=2))
+    return dataclasses.replace(config, rollout=rollout)
+
+
+def test_devices_that_only_sample_count_too():
+    machine = make_machine(apart_config(fsdp=2), make_target("cpu:4"))
+    assert [len(set(mesh.devices.flat)) for mesh in (machine.mesh, machine.decode_mesh)] == [2, 2]
+    assert not set(machine.mesh.devices.flat) & set(machine.decode_mesh.devices.flat)
+    with pytest.raises(PlanError) as error:
+        make_machine(apart_config(fsdp=4), make_target("cpu:4"))
+    text = line(error)
+    assert "mesh 4 and its rollout.mesh, apart from it, 2" in text
+    assert "--config.mesh.fsdp=2 " in text
+
+
+@needs_libtpu
+def test_devices_apart_that_are_no_block_are_one_line():
+    config = apart_config(fsdp=2)
+    rollout = dataclasses.replace(config.rollout, mesh=MeshSpec(data=4))
+    train = dataclasses.replace(config.train, micro_rows=12)
+    config = dataclasses.replace(config, mesh=MeshSpec(fsdp=12), rollout=rollout, train=train)
+    with pytest.raises(PlanError) as error:
+        make_machine(config, make_target("v5e:4x4"))
+    assert "no whole block of it; take all of it, or halves" in line(error)
+
+
+def test_an_attention_of_other_devices_is_one_line():
+    config = run_config(mesh=MeshSpec(fsdp=4), micro_rows=4)
+    sizes = {"attention": "cudnn", "dtype": "bfloat16", "head_dim": 8}
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, **sizes))
+    with pytest.raises(PlanError) as error:
+        make_machine(config, make_target("cpu:4"))
+    assert "model.attention=cudnn" in line(error)
+
+
 def test_more_virtual_devices_than_there_are():
     with pytest.raises(PlanError, match="xla_force_host_platform_device_count=4096"):
         make_target("cpu:4096")
@@ -67,12 +111,19 @@ def test_more_virtual_devices_than_there_are():
 @pytest.mark.parametrize(
     ("name", "devices", "chips", "islands"),
     [("v5e:4x4", 16, 16, 1), ("2*v5e:2x2", 8, 8, 2), ("v5p:2x2x1", 4, 4, 1),
-     ("tpu7x:2x2x1", 8, 4, 1)],
+     ("tpu7x:2x2x1", 8, 4, 1), ("v5e:1x1", 1, 1, 1), ("v6e:1x1", 1, 1, 1)],
 )  # fmt: skip
 def test_tpus_are_known_without_one(name, devices, chips, islands):
     target = make_target(name)
     assert (len(target.devices), target.chips) == (devices, chips)
     assert len(set(target.island)) == islands
+
+
+@needs_libtpu
+def test_devices_of_a_host():
+    assert make_target("v5e:4x4").per_host == 4
+    assert make_target("v5e:1x1").per_host == 1
+    assert make_target("cpu:4").per_host == 4
 
 
 @needs_libtpu

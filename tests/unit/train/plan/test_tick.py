@@ -1,9 +1,11 @@
 """Bounds of steps and what they add up to, against arithmetic by hand."""
 
+import dataclasses
 import types
 
 import pytest
 
+from s3ac_jax.parallel.mesh import MeshSpec
 from s3ac_jax.train.plan.flops import Flops
 from s3ac_jax.train.plan.hardware import CHIPS, Chip
 from s3ac_jax.train.plan.hlo import Collective
@@ -48,7 +50,7 @@ def test_nothing_takes_no_time():
 
 def test_a_tick_adds_up():
     config = run_config()
-    target = types.SimpleNamespace(chip=CHIP, chips=2)
+    target = types.SimpleNamespace(chip=CHIP, chips=2, devices=range(4))
     named = [
         step("init", "start", 1, 4e6),
         step("generate", "rollout", 3, moved=20.0),
@@ -71,11 +73,32 @@ def test_pretraining_is_paid_once_with_its_rollouts():
     config = run_config()
     kept = config.value_pretraining
     responses = kept.early_prompts + kept.middle_prompts + kept.late_prompts
-    target = types.SimpleNamespace(chip=CHIP, chips=1)
+    target = types.SimpleNamespace(chip=CHIP, chips=1, devices=range(4))
     named = [step("v", "pretraining", 5, moved=10.0), step("generate", "rollout", 1, moved=10.0)]
     tick = tick_of(config, target, [(one, bound(one, [], CHIP, (0,) * 4)) for one in named])
     assert tick.seconds == 1.0
     assert tick.pretraining == 5.0 + responses / config.batch_responses
+
+
+def test_sampling_apart_runs_beside_the_updates():
+    """A step off, the slower side alone counts; in turns, both do."""
+    apart = {"apart": True, "mesh": MeshSpec(data=2)}
+    target = types.SimpleNamespace(chip=CHIP, chips=1, devices=range(6))
+    named = [
+        step("prompt values", "select", 1, moved=10.0, critic=1.0),
+        step("weight sync", "sync", 1, moved=10.0), step("generate", "rollout", 3, moved=20.0),
+        step("critic step", "critic", 2, 200.0, critic=1.0), step("actor step", "actor", 1, 400.0),
+    ]  # fmt: skip
+    bounds = [(one, bound(one, [], CHIP, (0,) * 4)) for one in named]
+    found = {}
+    for ahead in (0, 1):
+        config = run_config()
+        rollout = dataclasses.replace(config.rollout, **apart, ahead=ahead)
+        found[ahead] = tick_of(dataclasses.replace(config, rollout=rollout), target, bounds)
+    assert (found[0].seconds, found[1].seconds) == (12.0, 7.0)
+    # 800 operations on 6 devices that could do 100 a second.
+    assert found[1].mfu == pytest.approx(800 / 600 / 7)
+    assert found[1].critic == found[0].critic == pytest.approx(3 / 12)
 
 
 def test_chips_are_what_their_makers_say():
