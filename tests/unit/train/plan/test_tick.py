@@ -7,7 +7,7 @@ import pytest
 
 from s3ac_jax.parallel.mesh import MeshSpec
 from s3ac_jax.train.plan.flops import Flops
-from s3ac_jax.train.plan.hardware import CHIPS, Chip
+from s3ac_jax.train.plan.hardware import CHIPS, Chip, chip_of
 from s3ac_jax.train.plan.hlo import Collective
 from s3ac_jax.train.plan.roofline import bound
 from s3ac_jax.train.plan.steps import Step
@@ -107,3 +107,20 @@ def test_chips_are_what_their_makers_say():
     # Two devices share a chip.
     assert CHIPS["tpu7x"].flops == pytest.approx(2307e12 / 2)
     assert CHIPS["tpu7x"].per_chip == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        # As libtpu names the devices of its topologies, and the CUDA plugin those of a host.
+        ("TPU v5 lite", "v5e"), ("TPU v5", "v5p"), ("TPU v6 lite", "v6e"), ("TPU7x", "tpu7x"),
+        ("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"), ("NVIDIA B200", "b200"),
+    ],
+)  # fmt: skip
+def test_a_device_is_known_by_its_kind(kind, name):
+    assert chip_of(kind) is CHIPS[name]
+
+
+def test_other_devices_are_not_known():
+    assert chip_of("cpu") is chip_of("NVIDIA GeForce RTX 4090") is None
