@@ -242,6 +242,8 @@ def _replace_column(config: ConfigDict, recipe: str, column: str, name: str) -> 
 def _check_override(config: ConfigDict, dotted: str) -> None:
     flag, node, place, kind = f"--config.{dotted}", config, "config", ConfigDict
     for key in dotted.split("."):
+        if kind is type(None):
+            raise CommandLineError(f"{flag}: {place} is None; set all of it in the config file")
         if not isinstance(node, ConfigDict):
             raise CommandLineError(f"{flag}: {place} is a value and has no keys")
         if key not in node:

@@ -216,6 +216,11 @@ class DecoderSpec:
                 raise ValueError(
                     f"model.{name} names layer {bad[0]}, there are 0..{self.num_layers - 1}"
                 )
+        if self.remat_policy != "nothing" and not self.remat:
+            raise ValueError(
+                f"model.remat_policy={self.remat_policy} is for model.remat=True; without, all is "
+                "kept"
+            )
         if self.full_attention and self.linear_attention is None:
             raise ValueError(
                 "model.full_attention is for models with linear_attention; without, every layer "

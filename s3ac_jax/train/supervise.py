@@ -136,7 +136,8 @@ def _not_joined(words: str, told: dict[str, Any], join_s: int, address: str | No
 def _go_on(workdir: str) -> str:
     saved = max(committed_steps(Path(workdir) / "checkpoints"), default=None)
     what = "no tick is saved yet" if saved is None else f"tick {saved} is saved"
-    return f"{what}; go on with, on every host: {resume_command()}"
+    hosts = "on every host (each has a --process_id of its own)"
+    return f"{what}; go on with, {hosts}: {resume_command()}"
 
 
 class _Child:

@@ -217,7 +217,8 @@ def test_a_lost_process_ends_the_others_and_the_run_goes_on(alone, pair, tmp_pat
     name = "process 1" if lost else "process 0, the coordinator,"
     assert said[1 - lost].startswith(f"error: {name} of this run was lost")
     for text in said:
-        assert "tick 4 is saved; go on with, on every host: XLA_FLAGS=" in text
+        assert "tick 4 is saved; go on with, on every host (each has a --process_id of" in text
+        assert "of its own): XLA_FLAGS=" in text
     if lost:
         through(2, "dense", workdir, tmp_path / "again")
         assert_same(workdir, pair("dense"), since=4)

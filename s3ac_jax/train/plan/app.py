@@ -163,10 +163,17 @@ def _suggested(config: RunConfig, devices: int) -> str:
     if devices < 1 or devices % kept:
         number = "what rollout.mesh leaves" if config.rollout.apart else "that number"
         return f"set mesh.data x fsdp x tensor x expert x context to {number}"
-    return (
-        f"say --config.mesh.data=1 --config.mesh.fsdp={devices // kept} "
-        f"(tensor {mesh.tensor}, expert {mesh.expert}, context {mesh.context})"
-    )
+    fsdp = devices // kept
+    shares = [
+        f"{name} ({size}) has to be a multiple of {fsdp * mesh.expert} then"
+        for name, size in (
+            ("train.micro_rows", config.train.micro_rows), ("rollout.slots", config.rollout.slots)
+        ) if size % (fsdp * mesh.expert)
+    ]  # fmt: skip
+    return "; ".join([
+        f"say --config.mesh.data=1 --config.mesh.fsdp={fsdp} "
+        f"(tensor {mesh.tensor}, expert {mesh.expert}, context {mesh.context})", *shares,
+    ])  # fmt: skip
 
 
 def start_steps(machine: Machine) -> Iterator[Step]:

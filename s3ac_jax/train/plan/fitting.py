@@ -6,16 +6,18 @@ from s3ac_jax.core.types import PyTree
 from s3ac_jax.train.plan.arguments import device_bytes
 from s3ac_jax.train.plan.compiling import Compiled
 from s3ac_jax.train.plan.state import BATCHES, UPDATES
-from s3ac_jax.train.plan.steps import Step
+from s3ac_jax.train.plan.steps import ROLES, Step
 
+# By phase, what a program makes that is neither an argument nor a gradient: a learner, at first.
+_MADE_WITHIN = {"start": "optimiser", "sync": "temporaries", "rollout": "temporaries"}
 # Kind of tensor -> what makes less of it, the cheapest first.
 KNOBS = {
-    "weights": "mesh.fsdp (more devices), mesh.tensor, train.offload=idle for the other role",
-    "optimiser": "train.offload=optimizer, mesh.fsdp (more devices), model.lora",
+    "weights": "mesh.fsdp (more devices), mesh.tensor",
+    "optimiser": "mesh.fsdp (more devices), model.lora",
     "gradients": "mesh.fsdp (more devices), mesh.tensor, model.lora",
     "activations": (
-        "train.micro_rows, model.remat=True, mesh.context, model.remat_policy=offload, "
-        "train.pack_tokens"
+        "train.micro_rows, model.remat=True, mesh.context, model.remat_policy=offload (with "
+        "remat), train.pack_tokens"
     ),
     "rollout weights": "rollout.weights=int8, rollout.mesh with more tensor",
     "slots": "rollout.slots, rollout.kv_dtype=int8, rollout.max_response_tokens",
@@ -33,7 +35,8 @@ class Fit:
     """Memory of one step on one device. beside: bytes of what lies there but isn't an argument.
 
     total: of all, None when the compiler gave up and didn't say. classes: bytes by kind of tensor,
-    what is there beside the step included. host: bytes in the host's memory for this device.
+    what is there beside the step included. parked: those that train.offload would make less of,
+    and its value. host: bytes in the host's memory for this device.
     Source: ours.
     """
 
@@ -42,6 +45,7 @@ class Fit:
     limit: float
     classes: dict[str, float]
     host: float = 0.0
+    parked: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def fits(self) -> bool:
@@ -52,7 +56,8 @@ class Fit:
     def advice(self) -> str:
         """The largest kind of tensor, and the knobs that shrink it. Source: ours."""
         largest = max(self.classes, key=lambda name: self.classes[name])
-        return f"{largest} are the most; less by {KNOBS[largest]}"
+        first = f"train.offload={self.parked[largest]}, " if largest in self.parked else ""
+        return f"most of it is {largest}; less by {first}{KNOBS[largest]}"
 
 
 def fit(
@@ -79,12 +84,23 @@ def fit(
         classes["gradients"] = device_bytes(step.arguments[0].trainable)
     inside = made.needed if made.memory is None else made.memory.total
     host = device_bytes(parked or {}) + (0.0 if made.memory is None else made.memory.host)
+    could_be_parked = _could_be_parked(step, pieces)
     if inside is None:
-        return Fit(beside, None, limit, classes, host)
+        return Fit(beside, None, limit, classes, host, could_be_parked)
     made_within = max(0.0, inside - arguments - classes["gradients"])
-    sampling = step.phase in ("start", "sync", "rollout")
-    classes["temporaries" if sampling else "activations"] = made_within
-    return Fit(beside, inside + beside, limit, classes, host)
+    classes[_MADE_WITHIN.get(step.phase, "activations")] += made_within
+    return Fit(beside, inside + beside, limit, classes, host, could_be_parked)
+
+
+def _could_be_parked(step: Step, pieces: dict[str, PyTree]) -> dict[str, str]:
+    """What lies beside the step and need not; what is parked already is not among the pieces."""
+    beside = [name for name in pieces if name not in step.holds]
+    found = {}
+    if step.phase != "pretraining" and any(name.endswith("optimiser") for name in beside):
+        found["optimiser"] = "optimizer"
+    if step.phase in ROLES and any(name in beside for name in (f"{r} weights" for r in ROLES)):
+        found["weights"] = "idle"
+    return found
 
 
 def _class_of(piece: str) -> str:

@@ -115,7 +115,7 @@ def test_resolved_config_is_json_and_names_the_classes():
 OTHER = {
     "mesh": {"mesh.fsdp": 2, "mesh.context": 2, "mesh.tensor": 3},
     "model.attention": {"model.attention": "chunked"},
-    "model.remat_policy": {"model.remat_policy": "matmuls"},
+    "model.remat_policy": {"model.remat": True, "model.remat_policy": "matmuls"},
     "rollout.apart": {
         "rollout.backend": "local", "rollout.addresses": "", "rollout.apart": True,
         "rollout.mesh": dataclasses.asdict(MeshSpec(data=2)),

@@ -117,7 +117,7 @@ def test_a_step_that_does_not_fit_says_what_is_most_and_the_knob(plan):
     assert not got.fits
     large = {**got.classes, "slots": 1e12}
     assert (
-        "slots are the most; less by rollout.slots"
+        "most of it is slots; less by rollout.slots"
         in dataclasses.replace(got, classes=large).advice
     )
 
