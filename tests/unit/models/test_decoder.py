@@ -312,6 +312,7 @@ def test_a_fresh_backbone():
         ({"num_layers": 0}, "model.num_layers"),
         ({"num_kv_heads": 3}, "multiple"),
         ({"head_dim": 5}, "even"),
+        ({"remat_policy": "matmuls"}, "model.remat_policy=matmuls is for model.remat=True"),
     ],
 )
 def test_impossible_specs(changes, word):

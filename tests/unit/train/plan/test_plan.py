@@ -122,6 +122,22 @@ def test_a_step_that_does_not_fit_says_what_is_most_and_the_knob(plan):
     )
 
 
+def test_advice_is_of_what_would_help(plan):
+    steps = {one.step.name: one for one in plan.steps}
+    learner = steps["actor learner"]
+    assert "rollout" not in fit(learner.step, learner.made, {}, 1.0).advice
+    critic = steps["critic step"]
+    beside = fit(critic.step, critic.made, plan.pieces, 1.0)
+    assert beside.parked == {"optimiser": "optimizer", "weights": "idle"}
+    assert (
+        "train.offload=idle, mesh.fsdp"
+        in dataclasses.replace(beside, classes={"weights": 1.0}).advice
+    )
+    # Of its own weights and moments a step can do without none.
+    own = {name: tree for name, tree in plan.pieces.items() if name in critic.step.holds}
+    assert fit(critic.step, critic.made, own, 1.0).parked == {}
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [({"ticks": -5}, "--ticks must be at least 1, got -5"), ({"ticks": 0}, "got 0"),
