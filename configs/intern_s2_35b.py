@@ -6,8 +6,8 @@ s3ac_single: 1024 prompts.
 Source: S3AC (2610.35518): 128 prompts, groups of 8, rates, clips; Intern-S2 report (2608.13505) for
 the model; lengths, slots and mesh are ours.
 Expected: the paper has 80.9 for single rollouts (REINFORCE++: 70.4). Nobody has run this config
-here. Its plan is not complete yet: sampling (16 to 24 GiB of a v5p's 95) and the step of value
-pretraining (61 GiB) fit by themselves, the other steps were not compiled to the end.
+here; that it fits its machine is what XLA's compiler says, docs/plans/intern_s2_35b_v5p_4x4x4.txt:
+73.2 of 95.7 GiB at the fullest (actor step).
 Machine: TPU v5p:4x4x4, 64 chips.
 Command, on every host (docs/hosts.md), with folder and questions where the config has them:
 
