@@ -5,7 +5,8 @@ prompts; s3ac_single: 2048, so that both have as many responses.
 Source: S3AC (2610.35518): 128 prompts, rates, clips; DeepSeek-R1 (2501.12948) for the model;
 lengths, slots and mesh are ours.
 Expected: the paper has 31.4 (group) and 29.8 (single) as the mean of its benchmarks. Nobody has run
-this config here; that it fits its machine is what XLA's compiler says.
+this config here; that it fits its machine is what XLA's compiler says,
+docs/plans/r1_distill_1_5b_v6e_4x4.txt.
 Machine: TPU v6e:4x4, 16 chips.
 Command, with the model's folder and the questions (docs/prompts.md) where the config has them:
 
