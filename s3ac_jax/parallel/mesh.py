@@ -91,7 +91,12 @@ def make_mesh(spec: MeshSpec, devices: Sequence[jax.Device] | None = None) -> Me
             "lower them (or, on CPU, set XLA_FLAGS=--xla_force_host_platform_device_count=N)"
         )
     grid = _grid(list(devices[: spec.num_devices]), dataclasses.astuple(spec))
-    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+    return mesh_of(grid)
+
+
+def mesh_of(grid: np.ndarray, axes: tuple[str, ...] = MESH_AXES) -> Mesh:
+    """The mesh of these devices, whose shardings the compiler works out. Source: ours."""
+    return Mesh(grid, axes, axis_types=(AxisType.Auto,) * len(axes))
 
 
 def _grid(devices: list[jax.Device], shape: tuple[int, ...]) -> np.ndarray:

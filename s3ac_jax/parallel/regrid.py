@@ -4,12 +4,12 @@ import dataclasses
 import math
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from s3ac_jax.core.types import PyTree
-from s3ac_jax.parallel.mesh import MESH_AXES, MeshSpec, names
+from s3ac_jax.parallel.mesh import MESH_AXES, MeshSpec, mesh_of, names
 
 Pieces = tuple[str, ...]
 # What weights are cut along where their width is whole, and where more of it comes from.
@@ -133,14 +133,14 @@ def regrid(mesh: Mesh, spec: MeshSpec) -> Regrid:
                 parts[axis] += (given,)
                 missing //= share
     sizes = {name: size for axis in MESH_AXES for name, size in pieces[axis].items()}
-    between = _mesh(mesh.devices.reshape(tuple(sizes.values())), tuple(sizes))
+    between = mesh_of(mesh.devices.reshape(tuple(sizes.values())), tuple(sizes))
     order = [free[axis] for axis in MESH_AXES] + [piece for axis in _MODEL for piece in parts[axis]]
     grid = between.devices.transpose([list(sizes).index(name) for name in order])
     sides = ("data", "fsdp", "context", *_MODEL)
     grid = grid.reshape([getattr(spec, side) for side in sides])
     grid = grid.transpose([sides.index(axis) for axis in MESH_AXES])
     names_of = {axis: tuple(sizes) for axis, sizes in pieces.items()}
-    return Regrid(between, _mesh(grid, MESH_AXES), names_of, parts)
+    return Regrid(between, mesh_of(grid), names_of, parts)
 
 
 def _with(pieces: dict[str, int], of: str, given: str, share: int) -> dict[str, int]:
@@ -149,7 +149,3 @@ def _with(pieces: dict[str, int], of: str, given: str, share: int) -> dict[str, 
     for name, size in pieces.items():
         found |= {of: size // share, given: share} if name == of else {name: size}
     return found
-
-
-def _mesh(grid, axes: tuple[str, ...]) -> Mesh:
-    return Mesh(grid, axes, axis_types=(AxisType.Auto,) * len(axes))
