@@ -1,10 +1,9 @@
 """Metrics on disk: one JSON line per tick, and the same numbers as TensorBoard events."""
 
-import json
 import math
 import os
 import pathlib
-from typing import Any, TextIO
+from typing import Any
 
 from tensorboardX import FileWriter
 
@@ -15,14 +14,7 @@ from tensorboardX.proto.event_pb2 import (
 )
 from tensorboardX.proto.summary_pb2 import Summary  # pyrefly: ignore[missing-module-attribute]
 
-from s3ac_jax.core.errors import RunError
-
-
-class MetricLogError(RunError, ValueError):
-    """A metrics.jsonl that can't be read; the message is one line for the user.
-
-    Source: ours: a run that stops has to say in one line what to do.
-    """
+from s3ac_jax.report.lines import LineFile, read_lines
 
 
 class MetricLog:
@@ -39,15 +31,9 @@ class MetricLog:
     def __init__(self, workdir_path: str | os.PathLike[str], *, writes: bool = True):
         folder = pathlib.Path(workdir_path)
         self.path = folder / "metrics.jsonl"
-        self._tensorboard = folder / "tb"
+        self._lines = LineFile(self.path, writes=writes)
+        self._writes, self._tensorboard = writes, folder / "tb"
         self._writers: dict[str, FileWriter] = {}
-        self._file: TextIO | None = None
-        if not writes:
-            return
-        if self.path.exists():
-            whole = self.path.read_bytes().rpartition(b"\n")
-            os.truncate(self.path, len(whole[0]) + len(whole[1]))
-        self._file = self.path.open("a", encoding="utf-8")
 
     def write(self, tick: int, metrics: dict[str, float], stage: str) -> None:
         """Appends {"stage", "tick", **metrics} and flushes; NaN and infinity become null.
@@ -56,12 +42,11 @@ class MetricLog:
 
         Source: ours: strict JSON has no NaN, and a null still shows that the key was measured.
         """
-        if self._file is None:
+        if not self._writes:
             return
         values = {name: float(value) for name, value in metrics.items()}
         line = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._file.write(json.dumps({"stage": stage, "tick": tick, **line}) + "\n")
-        self._file.flush()
+        self._lines.append({"stage": stage, "tick": tick, **line})
         # One event per tick (0.2 ms): SummaryWriter.add_scalar queues one per metric (9 ms).
         points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._writer(stage).add_summary(Summary(value=points), tick)
@@ -71,17 +56,9 @@ class MetricLog:
 
         Source: ours: kill and resume must leave the log of an uninterrupted run.
         """
-        if self._file is None:
+        if not self._writes:
             return
-        kept = [r for r in read(self.path) if r["stage"] != stage or r["tick"] < tick]
-        self._file.close()
-        temporary = self.path.with_name(self.path.name + ".tmp")
-        with temporary.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in kept)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
-        self._file = self.path.open("a", encoding="utf-8")
+        self._lines.keep(lambda line: line["stage"] != stage or line["tick"] < tick)
         if stage in self._writers:
             self._writers.pop(stage).close()
         if (self._tensorboard / stage).exists():
@@ -94,8 +71,7 @@ class MetricLog:
 
         Source: ours: tensorboardX buffers for up to 10 s.
         """
-        if self._file is not None:
-            self._file.close()
+        self._lines.close()
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
@@ -114,24 +90,7 @@ class MetricLog:
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Lines of a metrics.jsonl as dicts, oldest first; null becomes None. No file: no lines.
 
-    Raises MetricLogError if a line other than the last is damaged (the last may be torn by a
-    kill).
-    Source: ours: a log must be readable while it is written and after any crash.
+    Raises LinesError if a line other than the last is damaged (the last may be torn by a kill).
+    Source: ours.
     """
-    path = pathlib.Path(path)
-    if not path.exists():
-        return []
-    lines = path.read_bytes().splitlines()
-    records = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            if not (isinstance(record, dict) and {"stage", "tick"} <= record.keys()):
-                raise ValueError("no metrics")
-            records.append(record)
-        except ValueError as error:
-            if number < len(lines):
-                raise MetricLogError(
-                    f"{path}, line {number} is no line of metrics; delete that line"
-                ) from error
-    return records
+    return read_lines(path, ("stage", "tick"))

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from s3ac_jax.report.log import MetricLog, MetricLogError, read
+from s3ac_jax.report.lines import LinesError
+from s3ac_jax.report.log import MetricLog, read
 
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -65,7 +66,7 @@ def test_damage_elsewhere_names_the_line_and_no_file_is_no_lines(tmp_path):
     good = '{"stage": "online", "tick": 0}\n'
     for bad in ('{"ti\n', "5\n", '{"tick": 1}\n'):
         path.write_text(good + bad + good)
-        with pytest.raises(MetricLogError, match="line 2 is no line of metrics; delete that line"):
+        with pytest.raises(LinesError, match="line 2 is no line of metrics; delete that line"):
             read(path)
 
 
