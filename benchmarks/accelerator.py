@@ -120,7 +120,7 @@ def updates(size, run):
         told("score", timed(lambda: programs.score(*weights, rows)), tokens, read)
         count, scores = config.batch_responses, programs.score(*weights, rows)
         given = [rows], [scores], np.zeros(count, bool), np.zeros(count, np.float32), np.zeros(2)
-        actor_batches, critic_batches, *_ = programs.prepare(*given)
+        prepared = programs.prepare(*given)
         del weights
         learners = {"actor": actor, "critic": critic}
 
@@ -128,7 +128,7 @@ def updates(size, run):
             learners[name], *rest = program(learners[name], batch)
             return rest
 
-        for name, batches in (("critic", critic_batches), ("actor", actor_batches)):
+        for name, batches in (("critic", prepared.critic), ("actor", prepared.actor)):
             program, own = getattr(programs, f"{name}_step"), frozen and name == "critic"
             seconds = timed(lambda: step(name, program, batches[0]))  # noqa: B023
             learnt = flops.learning(

@@ -110,7 +110,7 @@ def training(tokens, segment, devices):
         seconds["score"] = least(lambda: programs.score(*weights, row))
         count = config.batch_responses
         given = [row], [scores], jnp.zeros(count, bool), jnp.zeros(count), jnp.zeros(2)
-        actor_batches, critic_batches, *_ = programs.prepare(*given)
+        prepared = programs.prepare(*given)
         seconds["prepare"] = least(lambda: programs.prepare(*given))
         learners = {"actor": actor, "critic": critic}
 
@@ -118,7 +118,7 @@ def training(tokens, segment, devices):
             learners[name], *rest = program(learners[name], batch)
             return rest
 
-        for name, batches in (("actor", actor_batches), ("critic", critic_batches)):
+        for name, batches in (("actor", prepared.actor), ("critic", prepared.critic)):
             program = getattr(programs, f"{name}_step")
             seconds[name] = least(lambda: step(name, program, batches[0]))  # noqa: B023
     return seconds

@@ -34,6 +34,7 @@ from s3ac_jax.config.run import (
     ValuePretrainingConfig,
 )
 from s3ac_jax.config.tasks import Ladder
+from s3ac_jax.config.watch import WatchConfig
 from s3ac_jax.data.arithmetic import TOKENIZER
 from s3ac_jax.models.spec import DecoderSpec
 from s3ac_jax.parallel.mesh import MeshSpec
@@ -88,5 +89,6 @@ def get_config(arg: str = "s3ac_single") -> config_dict.ConfigDict:
         scheduler=SchedulerConfig(candidates=2 * batch_prompts),
         cadence=CadenceConfig(evaluate_every=5, save_every=10),
         mesh=MeshSpec(),
+        watch=WatchConfig(trajectories=2),
     )
     return to_config_dict(run, recipe=arg)

@@ -16,6 +16,10 @@ from s3ac_jax.config.boundary import from_config_dict
 from s3ac_jax.config.flags import run_app
 
 FLAGS = flags.FLAGS
+_PROFILE = flags.DEFINE_bool("profile", False, "Trace one tick into WORKDIR/profile.")
+_DUMP = flags.DEFINE_integer(
+    "dump_trajectories", None, "Responses of each tick kept in WORKDIR/trajectories.jsonl.", 0
+)
 _DISTRIBUTED = flags.DEFINE_bool("distributed", False, "Join the cluster that this host is in.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "Where process 0 listens, HOST:PORT.")
 _PROCESSES = flags.DEFINE_integer("num_processes", None, "With --coordinator: how many.")
@@ -27,6 +31,8 @@ _JOIN = flags.DEFINE_integer("join_s", 300, "How long all processes may take to 
 
 
 def main(_: list[str]) -> None:
+    if _DUMP.value is not None:
+        FLAGS.config.watch.trajectories = _DUMP.value
     config = from_config_dict(FLAGS.config)
     # Not above: a typo in the config is told before flax and orbax are loaded.
     from s3ac_jax.train.hosts import Wanted, run_on_hosts
@@ -39,7 +45,7 @@ def main(_: list[str]) -> None:
     def train() -> None:
         from s3ac_jax.train.run import run
 
-        run(config, FLAGS.workdir)
+        run(config, FLAGS.workdir, profile=_PROFILE.value)
 
     run_on_hosts(wanted, FLAGS.workdir, train)
 

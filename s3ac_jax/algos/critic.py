@@ -4,11 +4,11 @@ import dataclasses
 from typing import Literal
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from s3ac_jax.algos.advantages import gae, monte_carlo_returns
 from s3ac_jax.algos.value import clipped_mse
+from s3ac_jax.core import segments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +54,7 @@ class CriticSpec:
         """
         if self.at == "tokens":
             return mask
-        same = segment_ids[:, 1:] == segment_ids[:, :-1]
-        earlier = jnp.cumsum(mask, axis=1) - mask
-        # Trainable tokens before this one in the same segment: none for the first.
-        start = jnp.pad(~same, ((0, 0), (1, 0)), constant_values=True)
-        at_start = jnp.where(start, earlier, 0)
-        return mask & (earlier == lax.cummax(at_start, axis=1))
+        return segments.first_masked(mask, segment_ids)
 
     def returns(
         self,

@@ -31,6 +31,24 @@ def clipped_mse(
     return jnp.maximum(plain, jnp.square(near - returns))
 
 
+def clip_binds(
+    values: Float[Array, "..."],
+    values_old: Float[Array, "..."],
+    returns: Float[Array, "..."],
+    *,
+    clip: float | None,
+) -> Bool[Array, "..."]:
+    """Where `clipped_mse` takes the clipped error, which has no gradient; nowhere for clip None.
+
+    Source: PPO's reference code (openai/baselines, ppo2); ours: as a thing to watch.
+    """
+    if clip is None:
+        return jnp.zeros(jnp.shape(values), bool)
+    plain = jnp.square(jnp.asarray(values, jnp.float32) - returns)
+    moved_far = jnp.abs(jnp.asarray(values, jnp.float32) - values_old) > clip
+    return moved_far & (clipped_mse(values, values_old, returns, clip=clip) > plain)
+
+
 def _unexplained(
     residual: Float[Array, "..."],
     target: Float[Array, "..."],
@@ -67,6 +85,22 @@ def actor_target_ev(
     advantages, values = jnp.asarray(advantages, jnp.float32), jnp.asarray(values, jnp.float32)
     # A + V carries the rounding of the recursion, up to 1e-5 at 32K tokens.
     return 1.0 - _unexplained(advantages, advantages + values, mask, rtol=3e-5)
+
+
+def r_squared(
+    values: Float[Array, "..."], returns: Float[Array, "..."], mask: Bool[Array, "..."]
+) -> Float[Array, ""]:
+    """1 - mean (R - V)² / Var(R) over the mask; below 0 a constant would be the better critic.
+
+    Unlike `explained_variance` it counts a bias. NaN where R is constant over the mask.
+
+    Source: the coefficient of determination, Wright 1921 (Correlation and Causation).
+    """
+    values, returns = jnp.asarray(values, jnp.float32), jnp.asarray(returns, jnp.float32)
+    defined = ~masked.is_constant(returns, mask, rtol=1e-6)
+    variance = jnp.where(defined, masked.var(returns, mask), 1.0)
+    error = masked.mean(jnp.square(returns - values), mask)
+    return jnp.where(defined, 1.0 - error / variance, jnp.nan)
 
 
 def mean_error(

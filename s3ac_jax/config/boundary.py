@@ -45,6 +45,7 @@ FREE_KEYS: set[str] = {
     "train.micro_rows",
     "train.num_ticks",
     "train.offload",
+    "watch",
 }
 # With rollout.ahead=1 they say before which ticks nothing is made ahead.
 _WHEN_SAVED = {"cadence.save_every", "evaluation.every"}

@@ -77,10 +77,12 @@ def parse_flags(
     argv: Sequence[str],
     flag_values: flags.FlagValues = flags.FLAGS,
     required: Mapping[str, str] = _REQUIRED,
+    positional: str = "",
 ) -> list[str]:
-    """Parses the command line, program name first; returns the program name alone.
+    """Parses the command line, program name first; returns it without the flags.
 
-    required: flags that must be given, and what each is.
+    required: flags that must be given, and what each is. positional: what the arguments that are
+    no flags name, at least one of them then; empty if there can be none.
 
     Raises CommandLineError, or ConfigError when the config file itself is at fault.
     Source: ours.
@@ -91,7 +93,9 @@ def parse_flags(
         sys.exit(0)  # --help: shown as asked; absl would exit with 1
     except (flags.Error, *_PARSING) as error:
         raise CommandLineError(_reworded(error, flag_values)) from error
-    if rest:
+    if positional and not rest:
+        raise CommandLineError(f"{positional} is required")
+    if rest and not positional:
         raise CommandLineError(f"unexpected argument {rest[0]!r}; flags are --name=value")
     for name, what in required.items():
         if name in flag_values and not flag_values[name].value:
@@ -100,14 +104,19 @@ def parse_flags(
         # absl would go down to INFO, and orbax reports there at length.
         flag_values["verbosity"].value = -1
         flag_values["verbosity"].using_default_value = False
-    return list(argv[:1])
+    return [argv[0], *rest]
 
 
-def run_app(main: Callable[[list[str]], None], required: Sequence[str] | None = None) -> NoReturn:
-    """Runs `main([program])` with the flags of sys.argv, then exits.
+def run_app(
+    main: Callable[[list[str]], None],
+    required: Sequence[str] | None = None,
+    positional: str = "",
+) -> NoReturn:
+    """Runs `main([program, *arguments])` with the flags of sys.argv, then exits.
 
     required: given by an app that has flags of its own in place of --config and --workdir; those
     of them that can't be left out. With "config" among them, --config is defined here.
+    positional: as for `parse_flags`.
 
     Exit codes: 0 done, 1 bad input or a run that can't go on, 2 bad command line, 130 stopped by
     Ctrl-C or SIGTERM.
@@ -131,7 +140,7 @@ def run_app(main: Callable[[list[str]], None], required: Sequence[str] | None = 
         app.run(
             main,
             flags_parser=lambda argv: parse_flags(
-                argv, required=_REQUIRED if required is None else needed
+                argv, required=_REQUIRED if required is None else needed, positional=positional
             ),
         )
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from s3ac_jax.config.devices import check_meshes
 from s3ac_jax.config.evaluation import TrainingEvaluationConfig
 from s3ac_jax.config.rollout import RolloutConfig
 from s3ac_jax.config.tasks import TaskConfig
+from s3ac_jax.config.watch import WatchConfig
 from s3ac_jax.data.packing import worst_case_rows
 from s3ac_jax.models.spec import DecoderSpec
 from s3ac_jax.parallel.mesh import MeshSpec
@@ -233,6 +234,7 @@ class RunConfig:
     mesh: MeshSpec
     sft: SftConfig = SftConfig()
     start: StartConfig = StartConfig()
+    watch: WatchConfig = dataclasses.field(default_factory=WatchConfig)
     evaluation: TrainingEvaluationConfig = dataclasses.field(
         default_factory=TrainingEvaluationConfig
     )
@@ -303,6 +305,11 @@ class RunConfig:
             raise ValueError(
                 f"{type(self.recipe.select).__name__} compares log-probs over ticks, whose routing "
                 "is not kept: recipe.replay_routing must be False with it"
+            )
+        if self.watch.tripwires.action == "rollback" and self.rollout.ahead:
+            raise ValueError(
+                "watch.tripwires.action=rollback needs rollout.ahead=0: what was made ahead comes "
+                "from the weights that it leaves"
             )
         check_meshes(self)
         self._check_start()

@@ -5,6 +5,7 @@ Segment ids are 1, 2, ... up to T within a row and 0 at padding; without ids a r
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 
@@ -55,3 +56,19 @@ def segment_any(
     Source: ours: packed rows must give what padded rows give.
     """
     return segment_sum(x, segment_ids, mask) > 0
+
+
+def first_masked(
+    mask: Bool[Array, "B T"], segment_ids: Int[Array, "B T"] | None
+) -> Bool[Array, "B T"]:
+    """The first masked token of each segment that has one.
+
+    Source: ours: where V(s_0) of a packed response stands.
+    """
+    if segment_ids is None:
+        segment_ids = jnp.ones(jnp.shape(mask), jnp.int32)
+    same = segment_ids[:, 1:] == segment_ids[:, :-1]
+    earlier = jnp.cumsum(mask, axis=1) - mask
+    # Masked tokens before this one in the same segment: none for the first.
+    start = jnp.pad(~same, ((0, 0), (1, 0)), constant_values=True)
+    return mask & (earlier == lax.cummax(jnp.where(start, earlier, 0), axis=1))

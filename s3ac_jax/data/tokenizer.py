@@ -1,5 +1,6 @@
 """Tokenizers behind one protocol: token ids in, token ids out; text is for people."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -31,6 +32,26 @@ class Tokenizer(Protocol):
     def decode_all(self, rows: Iterable[Sequence[int]]) -> list[str]:
         """`decode` of many rows at once. Source: ours."""
         ...
+
+
+def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The text that each token adds, for people; a stop token is "<stop>".
+
+    A character of several tokens shows with the last of them, the others as U+FFFD or nothing.
+    Source: ours: what a token is worth in text depends on those before it, and on a few of them.
+    """
+    before = tokenizer.decode_all(ids[max(0, n - 4) : n] for n in range(len(ids)))
+    after = tokenizer.decode_all(ids[max(0, n - 4) : n + 1] for n in range(len(ids)))
+    stops = set(tokenizer.stop_ids)
+    return [
+        "<stop>" if one in stops else _added(old, new)
+        for one, old, new in zip(ids, before, after, strict=True)
+    ]
+
+
+def _added(old: str, new: str) -> str:
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False))
+    return new[sum(1 for _ in same) :]
 
 
 class CharTokenizer:

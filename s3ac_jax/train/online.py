@@ -2,6 +2,7 @@
 
 import dataclasses
 import zlib
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,7 +18,8 @@ from s3ac_jax.io.checkpoint import Checkpoints
 from s3ac_jax.parallel import hosts
 from s3ac_jax.parallel.mesh import replicated
 from s3ac_jax.report.live import Progress
-from s3ac_jax.report.log import MetricLog
+from s3ac_jax.report.log import MetricLog, read
+from s3ac_jax.report.tripwires import Coverage, Trip
 from s3ac_jax.rollout.backend import fingerprint_of
 from s3ac_jax.scheduler.select import empty_stats, start_cursor
 from s3ac_jax.train import keys
@@ -28,8 +30,10 @@ from s3ac_jax.train.interrupt import Interrupted, StopRequest
 from s3ac_jax.train.learner import params_of
 from s3ac_jax.train.offload import Parking
 from s3ac_jax.train.phases import PhaseTimes
+from s3ac_jax.train.profile import Profile
 from s3ac_jax.train.programs import abstract_learner, fresh_learner
 from s3ac_jax.train.tick import evaluate, gather_for_tick, learn_from, readable, run_tick
+from s3ac_jax.train.watch import Tripped, Watcher, told
 
 STAGE = "online"
 
@@ -134,13 +138,20 @@ def judge_params(parts: Parts, critic: PyTree | None) -> PyTree:
 class OnlineLoop:
     """Runs ticks from the latest checkpoint, or from `start` when there is none.
 
+    coverage: of what the critic was pretrained on, None where that is not known. profile: of one
+    tick, None for none.
     Source: ours: everything that a tick reads is in RunState or follows from (seed, tick).
     """
 
-    def __init__(self, parts: Parts, log: MetricLog, checkpoints: Checkpoints, progress: Progress):
+    def __init__(
+        self, parts: Parts, log: MetricLog, checkpoints: Checkpoints, progress: Progress,
+        coverage: Coverage | None = None, profile: Profile | None = None,
+    ):  # fmt: skip
         self.parts, self.log = parts, log
         self.checkpoints, self.progress = checkpoints, progress
+        self.coverage, self.profile = coverage, profile or Profile(None)
         self._pending: tuple[int, dict[str, Any], dict[str, float]] | None = None
+        self._trips: list[tuple[int, Trip]] = []
         self._saved: int | None = None
         self._warned = False
 
@@ -179,30 +190,45 @@ class OnlineLoop:
     def go_on(self, state: RunState, judge: PyTree, stop: StopRequest, command: str) -> RunState:
         """The state after the last tick of the config; the one given is donated.
 
-        Raises Interrupted, after saving, when `stop` was asked for. Source: ours.
+        Raises Interrupted, after saving, when `stop` was asked for, and Tripped when a trip wire
+        ends the run. Source: ours.
         """
         config = self.parts.config
         run_key = jax.random.key(config.seed)
         ahead = Ahead(self.parts, run_key) if config.rollout.ahead else None
         try:
-            return self._ticks(state, judge, run_key, ahead, stop, command)
+            with self._watcher(int(state.tick)) as watcher, self.profile:
+                return self._ticks(state, judge, run_key, ahead, watcher, stop, command)
         finally:
             if ahead is not None:
                 ahead.close()
 
+    def _watcher(self, start: int) -> Watcher:
+        lines = read(self.log.path) if hosts.is_first() else []
+        history = [line for line in lines if line["stage"] == STAGE]
+        return Watcher(self.parts, self._folder, STAGE, start, history, self.coverage)
+
+    @property
+    def _folder(self) -> Path:
+        return self.log.path.parent
+
     def _ticks(
         self, state: RunState, judge: PyTree, run_key: PRNGKeyArray, ahead: Ahead | None,
-        stop: StopRequest, command: str,
+        watcher: Watcher, stop: StopRequest, command: str,
     ) -> RunState:  # fmt: skip
         config = self.parts.config
         evaluation_key = keys.stage_key(config.seed, keys.EVALUATION)
         self.progress.stage(STAGE, config.train.num_ticks)
         while (tick := int(state.tick)) < config.train.num_ticks:
             check_history(state, command)
-            if tick % config.cadence.save_every == 0:
-                self._save(state)
+            due = tick % config.cadence.save_every == 0
+            if due:
+                self._flush(watcher)
+            state = self._react(state, watcher, command)
+            if due:
+                self._save(state, watcher)
             if stop.asked:
-                self._save(state)
+                self._save(state, watcher)
                 raise Interrupted(f"stopped; tick {tick} is saved, go on with: {command}")
             # Before anything else asks for responses.
             made = None if ahead is None else ahead.take()
@@ -210,24 +236,28 @@ class OnlineLoop:
             if tick % config.cadence.evaluate_every == 0:
                 held_out = evaluate(self.parts, params_of(state.actor), evaluation_key)
             if has_suites(config, tick):
-                held_out |= self._suites(state, stop, command)
-            if ahead is None:
-                state, report, host = run_tick(self.parts, state, run_key, judge)
-            else:
-                state, report, host = self._overlapped(state, judge, run_key, ahead, made)
-            self._flush()
+                held_out |= self._suites(state, watcher, stop, command)
+            with self.profile.of(tick):
+                if ahead is None:
+                    state, report, host = run_tick(self.parts, state, run_key, judge, watcher.see)
+                else:
+                    state, report, host = self._overlapped(
+                        state, judge, run_key, ahead, made, watcher
+                    )
+            self._flush(watcher)
             self._pending = (tick, report, host | held_out)
-        self._save(state)
+        self._save(state, watcher)
+        self._tell(watcher)
         # The curve's last point: the policy after the last update.
         held_out = evaluate(self.parts, params_of(state.actor), evaluation_key)
-        held_out |= self._suites(state, stop, command)
+        held_out |= self._suites(state, watcher, stop, command)
         self.log.write(int(state.tick), held_out, STAGE)
         self.progress.update(int(state.tick), held_out)
         return state
 
     def _overlapped(
         self, state: RunState, judge: PyTree, run_key: PRNGKeyArray, ahead: Ahead,
-        made: Made | None,
+        made: Made | None, watcher: Watcher,
     ) -> tuple[RunState, dict[str, Any], dict[str, float]]:  # fmt: skip
         """A tick on a batch that was made ahead, if there is one, while the next one is made.
 
@@ -243,10 +273,12 @@ class OnlineLoop:
                 state, stats=batch.stats, cursor=batch.cursor, tick=np.int32(after)
             )
             ahead.start(following, judge)
-        state, report, host = learn_from(self.parts, state, batch, run_key, times)
+        state, report, host = learn_from(self.parts, state, batch, run_key, times, watcher.see)
         return state, report, host | made.host
 
-    def _suites(self, state: RunState, stop: StopRequest, command: str) -> dict[str, float]:
+    def _suites(
+        self, state: RunState, watcher: Watcher, stop: StopRequest, command: str
+    ) -> dict[str, float]:
         """The main numbers of the run's suites, none without suites.
 
         Records of every sample stay in the workdir; those of other weights are made anew.
@@ -255,7 +287,7 @@ class OnlineLoop:
         if suites is None:
             return {}
         # Many long responses may take hours, and what a stop leaves open is made when it goes on.
-        self._save(state)
+        self._save(state, watcher)
         self.parts.rollout.update_weights(params, 0)
         weights = fingerprint_of(self.parts.actor.network.in_compute_dtype(params))
 
@@ -268,7 +300,7 @@ class OnlineLoop:
                     f"go on with: {command}"
                 )
 
-        folder = self.log.path.parent / "evaluations" / f"tick_{tick:06d}"
+        folder = self._folder / "evaluations" / f"tick_{tick:06d}"
         found = evaluate_suites(
             suites, self.parts.rollout, folder, tick, on_progress, weights=weights
         )
@@ -277,15 +309,16 @@ class OnlineLoop:
         self.progress.note(f"tick {tick}: {told}")
         return found
 
-    def _flush(self) -> None:
-        """Writes the metrics of the tick before."""
+    def _flush(self, watcher: Watcher) -> None:
+        """Writes the metrics of the tick before, and asks the trip wires."""
         if self._pending is None:
             return
         tick, report, host = self._pending
         self._pending = None
-        metrics = finalize(report) | host
+        metrics = finalize(report) | watcher.told() | host
         self.log.write(tick, metrics, STAGE)
         self.progress.update(tick + 1, metrics)
+        self._trips += [(tick, trip) for trip in watcher.judge({"tick": tick, **metrics})]
         if metrics["missing_prompts"] and not self._warned:
             self._warned = True
             self.progress.note(
@@ -295,9 +328,64 @@ class OnlineLoop:
                 "trained on the others (from here on see missing_prompts in metrics.jsonl)"
             )
 
-    def _save(self, state: RunState) -> None:
+    def _tell(self, watcher: Watcher, action: str = "tell") -> list[str]:
+        """Says and records what tripped; the lines said."""
+        trips, self._trips = self._trips, []
+        for tick, trip in trips:
+            watcher.record(tick, trip, action)
+            self.progress.note(told(tick, trip))
+        return [f"{trip.wire} at tick {tick}: {trip.verdict}" for tick, trip in trips]
+
+    def _react(self, state: RunState, watcher: Watcher, command: str) -> RunState:
+        """Does about trip wires what the config says; the state given is donated."""
+        wires = self.parts.config.watch.tripwires
+        if not self._trips:
+            return state
+        tick, action, target = int(state.tick), wires.action, None
+        if action == "rollback":
+            target = self._last_good(min(tick for tick, _ in self._trips) - wires.window)
+            if target is None or watcher.rollbacks >= wires.max_rollbacks:
+                action = "stop"
+        said = self._tell(watcher, action)
+        if action == "tell":
+            return state
+        if action == "rollback" and target is not None:
+            state = self._back_to(target, state)
+            watcher.begin_anew()
+            self.progress.note(
+                f"went back to the weights of tick {target}; goes on with the prompts of tick "
+                f"{tick} (rollback {watcher.rollbacks} of {wires.max_rollbacks})"
+            )
+            self._save(state, watcher)
+            return state
+        self._save(state, watcher)
+        why = "" if wires.action == "stop" else " (nothing to go back to, or went back too often)"
+        raise Tripped(
+            f"stopped by a trip wire{why}, {'; '.join(said)}; tick {tick} is saved, go on with: "
+            f"{command} (--config.watch.tripwires.action=tell goes on whatever trips)"
+        )
+
+    def _last_good(self, tick: int) -> int | None:
+        """The newest checkpoint of before what the wires looked at, or else the oldest there is."""
+        steps = self.checkpoints.steps()
+        return max((step for step in steps if step <= tick), default=min(steps, default=None))
+
+    def _back_to(self, target: int, state: RunState) -> RunState:
+        """Learners and history of that checkpoint; its prompts are not asked again.
+
+        Source: PaLM (2204.02311), section 5.1: what led to a spike is skipped.
+        """
+        cursor, tick = state.cursor, state.tick
+        # Two states at a time may not fit.
+        for leaf in jax.tree.leaves((state.actor, state.critic)):
+            if isinstance(leaf, jax.Array):
+                leaf.delete()
+        restored, _ = self.checkpoints.restore(target, abstract_state(self.parts))
+        return dataclasses.replace(restored, cursor=cursor, tick=tick)
+
+    def _save(self, state: RunState, watcher: Watcher) -> None:
         # First the metrics: what a checkpoint has behind it must be in the log.
-        self._flush()
+        self._flush(watcher)
         tick = int(state.tick)
         if tick != self._saved:
             self.checkpoints.save(tick, state, {"tick": tick})

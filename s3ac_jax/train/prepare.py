@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from s3ac_jax.algos import offpolicy, value
 from s3ac_jax.algos.critic import CriticSpec
@@ -13,9 +13,26 @@ from s3ac_jax.algos.entropy import group_surprisal
 from s3ac_jax.algos.recipe import Recipe
 from s3ac_jax.core import masked, segments
 from s3ac_jax.core.metrics import Mean
-from s3ac_jax.core.types import ActorBatch, CriticBatch, Episodes, Packed
+from s3ac_jax.core.types import ActorBatch, CriticBatch, Episodes, Packed, record
 
 Scores = tuple[Array, Array | None]
+
+
+@record
+class Prepared:
+    """What one rollout batch becomes: an entry per optimiser batch in `actor` and `critic`.
+
+    critic: None for a method without one. band: as in `RunState`. report: metrics. v0, advantage:
+    V(s_0) and the mean raw advantage of each response, reward units, NaN for one that is not in
+    the batch; None where nobody looks, v0 also where no values are read.
+    """
+
+    actor: list[ActorBatch]
+    critic: list[CriticBatch] | None
+    band: Float[Array, "2"]
+    report: dict[str, Any]
+    v0: Float[Array, "N"] | None = None
+    advantage: Float[Array, "N"] | None = None
 
 
 def critic_batch(spec: CriticSpec, packed: Packed, values_old: Array | None) -> CriticBatch:
@@ -36,14 +53,14 @@ def critic_batch(spec: CriticSpec, packed: Packed, values_old: Array | None) -> 
 
 
 def make_prepare(
-    recipe: Recipe, *, num_responses: int
-) -> Callable[..., tuple[list[ActorBatch], list[CriticBatch] | None, Array, dict[str, Any]]]:
-    """prepare(packed list, [(logp_old, values_old)], success, baseline, band)
-    -> (actor batches, critic batches or None, band, metrics).
+    recipe: Recipe, *, num_responses: int, health: bool = True
+) -> Callable[..., Prepared]:
+    """prepare(packed list, [(logp_old, values_old)], success, baseline, band) -> Prepared.
 
-    One entry per optimiser batch. success, baseline [N]: the verifier's word on each response and
-    what its prompt's history expected. Advantages, whitening and explained variance span the whole
-    rollout batch; each denominator spans one optimiser batch.
+    success, baseline [N]: the verifier's word on each response and what its prompt's history
+    expected. Advantages, whitening and explained variance span the whole rollout batch; each
+    denominator spans one optimiser batch. health: whether anything is measured that nobody learns
+    from.
     Source: S3AC (2610.35518), order of one step.
     """
     num_prompts = -(-num_responses // recipe.responses_per_prompt)
@@ -79,15 +96,16 @@ def make_prepare(
         )
         raw, advantages, band = credit(one, logp_old, episodes, band)
         weights, keep = recipe.guard.weigh(logp_old, one.logp_rollout, one.mask, one.segment_ids)
-        report = _rollout_report(one, logp_old, weights, keep)
-        report["advantage_std"] = Mean.of(jnp.sqrt(masked.var(advantages, one.mask)))
-        critic = None
+        report, critic = {}, None
+        if health:
+            report = _rollout_report(one, logp_old, weights, keep)
+            report["advantage_std"] = Mean.of(jnp.sqrt(masked.var(advantages, one.mask)))
         if recipe.critic is not None:
             critic = [
                 critic_batch(recipe.critic, part, values)
                 for part, values in zip(packed, each, strict=True)
             ]
-            if values is not None:
+            if values is not None and health:
                 returns = jnp.concatenate([batch.returns for batch in critic])
                 report |= _value_report(one, values, raw, returns)
 
@@ -110,9 +128,26 @@ def make_prepare(
                 denominator=jnp.sum(share[rows]),
             )
             batches.append(batch)
-        return batches, critic, band, report
+        if not health:
+            return Prepared(batches, critic, band, report)
+        first = segments.first_masked(one.mask, one.segment_ids)
+        v0 = None if values is None else _by_response(values, first, one.response, num_responses)
+        return Prepared(
+            batches, critic, band, report, v0,
+            _by_response(raw, one.mask, one.response, num_responses),
+        )  # fmt: skip
 
     return prepare
+
+
+def _by_response(
+    x: Float[Array, "B T"], mask: Bool[Array, "B T"], response: Int[Array, "B T"], count: int
+) -> Float[Array, "N"]:
+    """Mean of x over the masked tokens of each response; NaN for one without any."""
+    owner = jnp.where(mask, response, count)
+    total = jnp.zeros(count + 1).at[owner].add(jnp.where(mask, x, 0.0))
+    tokens = jnp.zeros(count + 1).at[owner].add(1.0)
+    return (total / jnp.where(tokens > 0, tokens, jnp.nan))[:count]
 
 
 def _imitation(weight: float, won: Bool[Array, "B T"]) -> Float[Array, "B T"] | None:
@@ -144,6 +179,7 @@ def _value_report(
     mask = packed.mask
     return {
         "explained_variance": Mean.of(value.explained_variance(values, returns, mask)),
+        "value_r2": Mean.of(value.r_squared(values, returns, mask)),
         "value_mean_error": Mean.of(value.mean_error(values, returns, mask)),
         "actor_target_ev": Mean.of(value.actor_target_ev(advantages, values, mask)),
     }

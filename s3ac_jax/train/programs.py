@@ -175,23 +175,26 @@ def make_programs(config: RunConfig, like: Programs | None = None) -> Programs:
         ),
         prepare=same(
             "prepare",
-            lambda config: make_prepare(recipe, num_responses=config.batch_responses),
-            "recipe", "batch_responses", "mesh",
+            lambda config: make_prepare(
+                recipe, num_responses=config.batch_responses, health=config.watch.health
+            ),
+            "recipe", "batch_responses", "mesh", "watch.health",
         ),
         actor_step=same(
             "actor_step",
             lambda config: steps.make_actor_step(
-                actor.network, recipe.surrogate, actor.tx, clip=actor.clip, **reading
+                actor.network, recipe.surrogate, actor.tx, clip=actor.clip,
+                health=config.watch.health, **reading,
             ),
-            *read, "actor", "recipe.surrogate",
+            *read, "actor", "recipe.surrogate", "watch.health",
         ),
         critic_step=same(
             "critic_step",
             lambda config: recipe.critic and steps.make_critic_step(
                 critic.network, recipe.critic, critic.tx, clip=critic.clip,
-                micro_rows=config.train.micro_rows,
+                micro_rows=config.train.micro_rows, health=config.watch.health,
             ),
-            *read, "critic", "recipe.critic",
+            *read, "critic", "recipe.critic", "watch.health",
         ),
     )  # fmt: skip
 

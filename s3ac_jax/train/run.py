@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import shutil
 import time
 from collections.abc import Callable
@@ -19,29 +18,36 @@ from s3ac_jax.io.workdir import Workdir, WorkdirError
 from s3ac_jax.parallel import hosts
 from s3ac_jax.report import log as metric_log
 from s3ac_jax.report import summary, table
+from s3ac_jax.report.critic_health import coverage_facts, whole_coverage
 from s3ac_jax.report.live import Progress, make_progress
-from s3ac_jax.rewards.verifier import Verifier
+from s3ac_jax.report.tripwires import Coverage
 from s3ac_jax.train import keys, sft, start, value_pretraining
 from s3ac_jax.train import policies as policy_files
 from s3ac_jax.train.build import Parts, build
+from s3ac_jax.train.findings import outcome_lines, pretraining_lines, table_rows
 from s3ac_jax.train.fitness import check_machine
 from s3ac_jax.train.interrupt import Interrupted, StopRequest, resume_command
 from s3ac_jax.train.learner import params_of
 from s3ac_jax.train.online import OnlineLoop
+from s3ac_jax.train.profile import Profile
 from s3ac_jax.train.programs import abstract_learner
 from s3ac_jax.train.tick import evaluate, reference_success
+from s3ac_jax.train.watch import PretrainingWatcher
 
 STAGES = ["policies", "value_pretraining", "online", "report"]
 PRETRAINED_CRITIC = "pretrained_critic"
-ENOUGH_EXPLAINED_VARIANCE = 0.3
 
 
 class Run:
     """One run in one workdir. Source: ours: a stage whose result is there is not run again."""
 
-    def __init__(self, parts: Parts, workdir: Workdir, progress: Progress, stop: StopRequest):
+    def __init__(
+        self, parts: Parts, workdir: Workdir, progress: Progress, stop: StopRequest,
+        *, profile: bool = False,
+    ):  # fmt: skip
         self.parts, self.workdir = parts, workdir
         self.progress, self.stop = progress, stop
+        self.profile = Profile(workdir.path / "profile" if profile else None)
         self.log = metric_log.MetricLog(workdir.path, writes=hosts.is_first())
 
     def policies(self) -> dict[str, PyTree]:
@@ -115,7 +121,7 @@ class Run:
         else:
             self.progress.stage("value_pretraining", 0)
         needed = ("success_rates", "diagnoses", "explained_variance")
-        for line in _pretraining_lines(self.workdir.stage_facts("value_pretraining", *needed)):
+        for line in pretraining_lines(self.workdir.stage_facts("value_pretraining", *needed)):
             self.progress.note(line)
         saved = Checkpoints(folder, 1)
         try:
@@ -136,10 +142,15 @@ class Run:
         key = keys.stage_key(parts.config.seed, keys.VALUE_ROLLOUTS)
         self.progress.note(f"rolling out {responses} prompts for the critic")
         start, backbone = time.perf_counter(), policies["late"]
-        scored, rates = value_pretraining.coverage_rollouts(parts, policies, key)
-        critic = value_pretraining.pretrain_critic(
-            parts, scored, backbone, self._update("value_pretraining")
-        )
+        scored, rates, coverage = value_pretraining.coverage_rollouts(parts, policies, key)
+        with PretrainingWatcher(parts, self.workdir.path, rates, self.progress) as watcher:
+            update = self._update("value_pretraining")
+
+            def on_step(done: int, metrics: dict[str, float]) -> None:
+                update(done, metrics)
+                watcher.judge(done, metrics, resume_command())
+
+            critic = value_pretraining.pretrain_critic(parts, scored, backbone, on_step)
         seconds = time.perf_counter() - start
         if config.diagnose_steps:
             self.progress.note(f"diagnosing the first {config.diagnose_steps} steps, twice")
@@ -154,7 +165,10 @@ class Run:
             saved.save(0, critic, {"run": parts.config.name})
         finally:
             saved.close()
-        facts = {"success_rates": rates, "diagnoses": found, "seconds": seconds, **explained}
+        facts = {
+            "success_rates": rates, "coverage": coverage_facts(coverage), "diagnoses": found,
+            "seconds": seconds, **explained,
+        }  # fmt: skip
         self.workdir.mark_stage("value_pretraining", facts)
 
     def before_online(self) -> tuple[PyTree, PyTree | None]:
@@ -175,13 +189,21 @@ class Run:
         keep = self.parts.config.cadence.keep_checkpoints
         checkpoints = Checkpoints(self.workdir.path / "checkpoints", keep)
         try:
-            loop = OnlineLoop(self.parts, self.log, checkpoints, self.progress)
+            loop = OnlineLoop(
+                self.parts, self.log, checkpoints, self.progress, self._coverage(), self.profile
+            )
             state, judge = loop.begin(policy, critic)
             del policy, critic
             state = loop.go_on(state, judge, self.stop, resume_command())
         finally:
             checkpoints.close()
         return params_of(state.actor)
+
+    def _coverage(self) -> Coverage | None:
+        """Of what the critic was pretrained on; None where it was not, or long ago."""
+        if not self.workdir.stage_done("value_pretraining"):
+            return None
+        return whole_coverage(self.workdir.stage_facts("value_pretraining").get("coverage"))
 
     def report(self, trained: PyTree) -> dict[str, Any]:
         """Table, figure and results.json: base against trained policy on the held-out problems.
@@ -218,7 +240,7 @@ class Run:
         }
         picture = self.workdir.path / "summary.png"
         summary.draw(metric_log.read(self.log.path), shown, picture)
-        for line in _outcome_lines(outcomes, self.parts.held_out.verifier):
+        for line in outcome_lines(outcomes, self.parts.held_out.verifier):
             self.progress.note(line)
         self.progress.note(f"figure: {picture}   numbers: {path}   metrics: {self.log.path}")
         self.progress.finish(table.accuracy_table(rows, totals, called.heading))
@@ -271,81 +293,10 @@ def claim(parts: Parts, folder: Workdir) -> None:
                 )
 
 
-def _pretraining_lines(facts: dict[str, Any]) -> list[str]:
-    rates = ", ".join(f"{name} {100 * rate:.0f} %" for name, rate in facts["success_rates"].items())
-    lines = [f"critic pretrained on policies that succeed: {rates}"]
-    settings = {"ordinary": "head std 1/sqrt(H), clip 1", "s3ac": "head std 1/(H+1), clip 10"}
-    for name, found in facts["diagnoses"].items():
-        lines.append(
-            f"first critic steps, {settings[name]}: head has {100 * found['head_share']:.1f} % of "
-            f"the squared gradient norm, {100 * found['clipped_steps']:.0f} % of steps clipped, "
-            f"value loss {found['value_loss']:.3f}"
-        )
-    explained = facts["explained_variance"]
-    if math.isnan(explained):
-        return [
-            *lines,
-            "at the start of online training all outcomes of the base policy are equal: there is "
-            "nothing for the critic to explain yet",
-        ]
-    verdict = "above" if explained > ENOUGH_EXPLAINED_VARIANCE else "NOT above"
-    lines.append(
-        f"at the start of online training the critic explains {explained:.2f} of the variance of "
-        f"the base policy's outcomes, {verdict} {ENOUGH_EXPLAINED_VARIANCE}"
-    )
-    return lines
-
-
-def _outcome_lines(
-    outcomes: dict[str, dict[str, dict[str, float]]], verifier: Verifier
-) -> list[str]:
-    lines = []
-    for name, kinds in outcomes.items():
-        sampled, greedy = kinds["sampled"], kinds["greedy"]
-        bare = {key.removeprefix("held_out/"): value for key, value in sampled.items()}
-        line = (
-            f"{name}: held-out {100 * bare['accuracy']:.1f} % sampled, "
-            f"{100 * greedy['held_out/accuracy']:.1f} % greedy"
-        )
-        remark = verifier.remark(bare)
-        lines.append(f"{line}; {remark}" if remark else line)
-    return lines
-
-
-def table_rows(
-    parts: Parts, outcomes: dict[str, dict[str, dict[str, float]]]
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Rows by difficulty level and totals, for `report.table`. Source: ours."""
-    base, after = outcomes["base"]["sampled"], outcomes["trained"]["sampled"]
-    prompts = parts.held_out.prompts
-    levels, called = prompts.levels, prompts.called
-    present = [int(level) for level in np.unique(levels)]
-    # What the task reports by level beside the accuracy.
-    some = f"_{called.names[present[0]]}"
-    shares = [
-        name.removeprefix("held_out/").removesuffix(some) for name in after if name.endswith(some)
-    ]
-
-    def row(suffix: str, problems: int) -> dict[str, Any]:
-        cells: dict[str, Any] = {"problems": problems}
-        for name in shares:
-            cells[f"base_{name}"] = base[f"held_out/{name}{suffix}"]
-            cells[name] = after[f"held_out/{name}{suffix}"]
-        return cells
-
-    rows = [
-        {
-            "level": called.labels[level],
-            **row(f"_{called.names[level]}", int((levels == level).sum())),
-        }
-        for level in present
-    ]
-    return rows, row("", len(levels))
-
-
-def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
+def run(config: RunConfig, workdir: str | Path, *, profile: bool = False) -> dict[str, Any]:
     """Does the whole run, or what is left of it; returns what results.json holds.
 
+    profile: whether one tick is traced, into profile/ of the workdir.
     Raises ConfigError, WorkdirError, WeightsError, CheckpointError, NonfiniteError or
     Interrupted, each with a message of one line.
     Source: ours.
@@ -373,7 +324,7 @@ def run(config: RunConfig, workdir: str | Path) -> dict[str, Any]:
         claim(parts, folder)
         shown = hosts.is_first()
         with make_progress(STAGES, shown=shown) as progress, StopRequest() as stop, parts.on_mesh():
-            whole = Run(parts, folder, progress, stop)
+            whole = Run(parts, folder, progress, stop, profile=profile)
             try:
                 for note in parts.task.notes:
                     progress.note(note)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from s3ac_jax.algos import value
 from s3ac_jax.algos.critic import CriticSpec
 from s3ac_jax.algos.surrogates import Surrogate
 from s3ac_jax.core import masked
@@ -27,10 +28,12 @@ def make_critic_step(
     *,
     clip: float,
     micro_rows: int,
+    health: bool = True,
 ) -> Callable[[Learner, CriticBatch], tuple[Learner, dict[str, Any], Float[Array, "B T"]]]:
     """step(critic, batch) -> (critic, metrics, V from before the step); the critic is donated.
 
-    Half the (clipped) squared error is optimised, the plain one is logged.
+    Half the (clipped) squared error is optimised, the plain one is logged. health: whether more is
+    measured than a run needs in order to go on.
     Source: S3AC (2610.35518), stabilised critic; head and backbone norms before clipping.
     """
 
@@ -42,7 +45,11 @@ def make_critic_step(
         per_token = spec.token_loss(values, old, batch.returns, batch.learns)
         error = jnp.square(values - batch.returns)
         total = masked.total(per_token, batch.learns) / jnp.maximum(batch.tokens, 1.0)
-        return total, ({"value_loss": Mean.of(error, batch.learns)}, values)
+        report = {"value_loss": Mean.of(error, batch.learns)}
+        if old is not None:
+            binds = value.clip_binds(values, old, batch.returns, clip=spec.clip)
+            report["value_clipped"] = Mean.of(binds, batch.learns)
+        return total, (report, values)
 
     @jax.jit(donate_argnums=0)
     def step(learner: Learner, batch: CriticBatch):
@@ -58,9 +65,15 @@ def make_critic_step(
             "backbone_grad_norm": Mean.of(jnp.sqrt(backbone)),
             "head_share": Mean.of(head / jnp.maximum(head + backbone, 1e-30)),
         }
-        return learner, report, values
+        return learner, report if health else _needed(report), values
 
     return step
+
+
+def _needed(report: dict[str, Any]) -> dict[str, Any]:
+    """What a run can't do without. The compiler leaves out whatever only the rest is made of."""
+    wanted = ("value_loss", "policy_loss", "nonfinite")
+    return {name: metric for name, metric in report.items() if name in wanted}
 
 
 def make_actor_step(
@@ -71,11 +84,13 @@ def make_actor_step(
     clip: float,
     temperature: float,
     micro_rows: int,
+    health: bool = True,
 ) -> Callable[[Learner, ActorBatch], tuple[Learner, dict[str, Any]]]:
     """step(actor, batch) -> (actor, metrics); the actor is donated.
 
     Weighted token losses over `batch.denominator`, plus the batch's imitation; with everything
-    rejected, that mean and its gradient are 0. policy_loss is the sum of both.
+    rejected, that mean and its gradient are 0. policy_loss is the sum of both. health: as for
+    `make_critic_step`.
     Source: the recipe's surrogate; S3AC (2610.35518): CISPO, one epoch, clip 1.
     """
 
@@ -110,6 +125,7 @@ def make_actor_step(
             report["imitation_loss"] = Mean(report["imitation_loss"].total, jnp.ones(()))
         learner, applied = apply_gradients(learner, grads, total, tx, clip)
         weight = jnp.maximum(batch.denominator, 1e-30)
-        return learner, report | applied | {"policy_loss": Mean(total * weight, weight)}
+        report |= applied | {"policy_loss": Mean(total * weight, weight)}
+        return learner, report if health else _needed(report)
 
     return step

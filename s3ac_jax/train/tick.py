@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from s3ac_jax.core import metrics
-from s3ac_jax.core.types import Packed, PyTree, Rollout, RunState, Scored
+from s3ac_jax.core.types import Packed, PyTree, RunState, Scored
 from s3ac_jax.parallel.hosts import keep_pace, to_host
 from s3ac_jax.rollout.backend import RolloutError, make_sampling
 from s3ac_jax.train import keys
@@ -20,23 +20,34 @@ from s3ac_jax.train.health import check_finite
 from s3ac_jax.train.learner import params_of
 from s3ac_jax.train.offload import Parking
 from s3ac_jax.train.phases import PhaseTimes
+from s3ac_jax.train.prepare import Prepared, Scores
 from s3ac_jax.train.programs import Role
 from s3ac_jax.train.tasks import Split
+from s3ac_jax.train.tick_metrics import host_metrics, outcome_metrics
+
+# Looks at a rollout batch once it is ready to be learnt from: (tick, batch, packed, scores,
+# prepared).
+See = Callable[[int, Gathered, list[Packed], list[Scores], Prepared], None]
+
+
+def look_away(*_: Any) -> None:
+    """Sees nothing. Source: ours."""
 
 
 def run_tick(
-    parts: Parts, state: RunState, run_key: PRNGKeyArray, judge: PyTree = None
-) -> tuple[RunState, dict[str, Any], dict[str, float]]:
+    parts: Parts, state: RunState, run_key: PRNGKeyArray, judge: PyTree = None,
+    see: See = look_away,
+) -> tuple[RunState, dict[str, Any], dict[str, float]]:  # fmt: skip
     """(state after, metrics still on the device, metrics of the host). The state is donated.
 
     The tick's key is fold_in(run_key, tick): with the state it decides everything. judge: weights
-    of the critic that selects prompts, the state's own when None.
+    of the critic that selects prompts, the state's own when None. see: called before the updates.
     Source: S3AC (2610.35518), order of one step; ours: the tick as a function.
     """
     times, state = PhaseTimes(), readable(parts, state)
     batch = gather_for_tick(parts, state, run_key, judge, times)
     parts.rollout.rest()
-    return learn_from(parts, state, batch, run_key, times)
+    return learn_from(parts, state, batch, run_key, times, see)
 
 
 def readable(parts: Parts, state: RunState) -> RunState:
@@ -79,8 +90,9 @@ def gather_batch(
 
 
 def learn_from(
-    parts: Parts, state: RunState, batch: Gathered, run_key: PRNGKeyArray, times: PhaseTimes
-) -> tuple[RunState, dict[str, Any], dict[str, float]]:
+    parts: Parts, state: RunState, batch: Gathered, run_key: PRNGKeyArray, times: PhaseTimes,
+    see: See = look_away,
+) -> tuple[RunState, dict[str, Any], dict[str, float]]:  # fmt: skip
     """What `run_tick` returns, for a batch that is there. The state is donated.
 
     Source: S3AC (2610.35518), order of one step.
@@ -113,33 +125,33 @@ def learn_from(
                 )
                 scores[early] = scores[early][0], values_old
     with times.phase("prepare"):
-        actor_batches, critic_batches, band, report = parts.prepare(
+        prepared = parts.prepare(
             packed, scores, _padded(config.batch_responses, batch.trained.success),
             _padded(config.batch_responses, batch.baseline), state.entropy_band,
         )  # fmt: skip
-        jax.block_until_ready(actor_batches)
+        jax.block_until_ready(prepared)
+        see(tick, batch, packed, scores, prepared)
     if recipe.critic is not None:
         with times.phase("critic"):
-            todo = [critic_batches[n] for n in filled] * recipe.critic.epochs
+            todo = [prepared.critic[n] for n in filled] * recipe.critic.epochs
             todo = todo[early is not None :]
             critic, new, _ = _learn(parts.critic, parts.critic_step, critic, todo, tick)
             critic_report = metrics.merge(critic_report, new)
     warming = recipe.critic is not None and tick < recipe.critic.warmup_ticks
     with times.phase("actor"):
         critic, actor = critic and parking.asleep(critic), parking.awake(actor)
-        todo = [] if warming else [actor_batches[n] for n in filled]
+        todo = [] if warming else [prepared.actor[n] for n in filled]
         actor, actor_report, _ = _learn(parts.actor, parts.actor_step, actor, todo, tick)
         actor = parking.readable(actor)
 
-    after = RunState(actor, critic, batch.stats, batch.cursor, band, np.int32(tick + 1))
+    after = RunState(actor, critic, batch.stats, batch.cursor, prepared.band, np.int32(tick + 1))
+    report = dict(prepared.report)
     report |= {_named("critic", name): value for name, value in critic_report.items()}
     report |= {_named("actor", name): value for name, value in actor_report.items()}
     seconds = times.since_start()
     rollout = batch.made.rollout
     made = int(rollout.num_tokens.sum() + rollout.prompt.num_tokens.sum())
-    host = outcome_metrics(parts.train, batch.made) | selection_metrics(parts, batch)
-    host |= routing_metrics(rollout)
-    host["staleness"] = staleness(batch.trained.rollout, tick)
+    host = host_metrics(parts, batch, tick)
     host |= times.seconds | {"time/tick": seconds, "tokens_per_second": made / seconds}
     return after, report, host
 
@@ -207,80 +219,6 @@ def _padded(length: int, x: np.ndarray) -> np.ndarray:
 
 def _named(role: str, name: str) -> str:
     return name if name in ("value_loss", "entropy", "policy_loss") else f"{role}_{name}"
-
-
-def outcome_metrics(split: Split, scored: Scored) -> dict[str, float]:
-    """How a batch of responses came out, overall and by difficulty level. Source: ours."""
-    rollout = scored.rollout
-    levels = split.prompts.levels[rollout.prompt.index]
-    shares = split.verifier.shares(scored)
-    result = {
-        "reward": float(scored.reward.mean()),
-        "success": float(scored.success.mean()),
-        "response_tokens": float(rollout.num_tokens.mean()),
-        "truncated": float(1 - rollout.stopped.mean()),
-        **{name: share.of() for name, share in shares.items()},
-    }
-    for level in np.unique(levels):
-        of_level, called = levels == level, split.prompts.called.names[level]
-        result[f"success/{called}"] = float(scored.success[of_level].mean())
-        for name, share in shares.items():
-            if share.by_level:
-                result[f"{name}/{called}"] = share.of(of_level)
-    return result
-
-
-def selection_metrics(parts: Parts, batch: Gathered) -> dict[str, float]:
-    """What selection and filter did, the acceptance by difficulty level. Source: ours.
-
-    dropped: responses made whose group was dropped. equal_outcome: share of responses made whose
-    group was all right or all wrong. reference_mid: share of trained prompts that the reference
-    policy solves in 20 to 80 % of its tries.
-    """
-    size = parts.config.recipe.responses_per_prompt
-    right = batch.made.success.reshape(-1, size).mean(axis=1)
-    result = {
-        "candidates": float(sum(len(draw.seen) for draw in batch.draws)),
-        "forced": float(sum(draw.forced for draw in batch.draws)),
-        "nan_values": float(sum(draw.nan_values for draw in batch.draws)),
-        "generated": float(len(batch.made.success)),
-        "dropped": float(len(batch.made.success) - len(batch.trained.success)),
-        "missing_prompts": float(batch.missing),
-    }
-    if size > 1:
-        result["equal_outcome"] = float(((right == 0) | (right == 1)).mean())
-    trained = batch.trained.rollout.prompt.index[::size]
-    if parts.reference is not None and len(trained):
-        known = parts.reference[trained]
-        result["reference_mid"] = float(((known >= 0.2) & (known <= 0.8)).mean())
-    seen = np.concatenate([draw.seen for draw in batch.draws])
-    accepted = np.concatenate([draw.acceptance for draw in batch.draws])
-    levels = parts.train.prompts.levels[seen]
-    for level in np.unique(levels):
-        called = parts.train.prompts.called.names[level]
-        result[f"accept/{called}"] = float(accepted[levels == level].mean())
-    return result
-
-
-def staleness(rollout: Rollout, tick: int) -> float:
-    """How many ticks old the weights are that made these tokens, on average. Source: ours."""
-    made = rollout.version >= 0
-    return float((tick - rollout.version[made]).mean()) if made.any() else 0.0
-
-
-def routing_metrics(rollout: Rollout) -> dict[str, float]:
-    """routing_unrecorded: share of the tokens read whose experts weren't recorded in every layer.
-
-    The trainer routes those anew. The last token of a response is not read. Nothing for a rollout
-    without routing.
-    Source: Rollout routing replay (2510.11370).
-    """
-    if rollout.routing is None:
-        return {}
-    read = rollout.prompt.num_tokens + rollout.num_tokens - 1
-    is_read = np.arange(rollout.routing.shape[1]) < read[:, None]
-    missing = (rollout.routing < 0).any(axis=(2, 3))
-    return {"routing_unrecorded": float(missing[is_read].mean())}
 
 
 def respond(

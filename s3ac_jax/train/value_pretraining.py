@@ -11,6 +11,8 @@ from s3ac_jax.config.run import RunConfig
 from s3ac_jax.core import metrics
 from s3ac_jax.core.types import CriticBatch, Learner, PyTree, Scored
 from s3ac_jax.parallel.hosts import keep_pace
+from s3ac_jax.report.critic_health import coverage_of
+from s3ac_jax.report.tripwires import Coverage
 from s3ac_jax.train import keys
 from s3ac_jax.train.build import Parts
 from s3ac_jax.train.gather import pack_batches
@@ -35,15 +37,15 @@ def wanted_prompts(config: RunConfig) -> dict[str, int]:
 
 def coverage_rollouts(
     parts: Parts, policies: dict[str, PyTree], key: jax.Array
-) -> tuple[Scored, dict[str, float]]:
-    """Graded responses of all policies together, and the success rate of each.
+) -> tuple[Scored, dict[str, float], dict[str, Coverage]]:
+    """Graded responses of all policies together; of each its success rate, and that by length.
 
     With on-policy pretraining all responses are the base policy's.
     Source: S3AC (2610.35518): a mixture of rollouts of policies of several strengths, because
     the first policy almost never shows "long and correct".
     """
     config, split = parts.config, parts.train
-    parts_scored, rates = [], {}
+    parts_scored, rates, coverage = [], {}, {}
     for number, (name, wanted) in enumerate(wanted_prompts(config).items()):
         policy_key = jax.random.fold_in(key, number)
         order = jax.random.permutation(policy_key, len(split.prompts))
@@ -53,8 +55,11 @@ def coverage_rollouts(
         scored = respond(parts, split, index, sample_key)
         parts_scored.append(scored)
         rates[name] = float(scored.success.mean())
+        coverage[name] = coverage_of(
+            scored.rollout.num_tokens, scored.success, config.rollout.max_response_tokens
+        )
     parts.rollout.rest()
-    return jax.tree.map(lambda *x: np.concatenate(x), *parts_scored), rates
+    return jax.tree.map(lambda *x: np.concatenate(x), *parts_scored), rates, coverage
 
 
 def _pretraining(parts: Parts) -> Pretraining:

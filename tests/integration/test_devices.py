@@ -86,12 +86,12 @@ def one_tick(mesh):
         params = params_of(learners["actor"]), params_of(learners["critic"])
         scores = [parts.score(*params, batch) for batch in packed]
         values = parts.prompt_values(params[1], prompt.tokens, prompt.num_tokens)
-        actor_batches, critic_batches, _, report = parts.prepare(
+        prepared = parts.prepare(
             packed, scores, scored.success, np.full(8, 0.5, np.float32),
             np.full(2, np.nan, np.float32),
         )  # fmt: skip
-        batches = {"actor": actor_batches, "critic": critic_batches}
-        reports = {"prepare": report}
+        batches = {"actor": prepared.actor, "critic": prepared.critic}
+        reports = {"prepare": prepared.report}
         micro_rows = config.train.micro_rows
         made = {
             "actor": steps.make_actor_step(

@@ -25,7 +25,8 @@ from s3ac_jax.train.gather import pack_batches
 from s3ac_jax.train.learner import make_learner
 from s3ac_jax.train.online import abstract_state, fresh_state
 from s3ac_jax.train.steps import make_actor_step
-from s3ac_jax.train.tick import routing_metrics, run_tick
+from s3ac_jax.train.tick import run_tick
+from s3ac_jax.train.tick_metrics import routing_metrics
 from tests.helpers import (
     gradient_recorder,
     logp_oracle,

@@ -37,7 +37,8 @@ def halves():
 
 def prepared(recipe, parts, scores):
     """(actor batches, critic batches, band, metrics); ten responses there might have been."""
-    return make_prepare(recipe, num_responses=10)(parts, scores, SUCCESS, BASELINE, NAN_BAND)
+    made = make_prepare(recipe, num_responses=10)(parts, scores, SUCCESS, BASELINE, NAN_BAND)
+    return made.actor, made.critic, made.band, made.report
 
 
 def gae_oracle(values, reward, lam):
@@ -256,11 +257,10 @@ def test_an_empty_batch_has_no_say(name):
     values = np.zeros((4, 18), np.float32) if recipe.reads_values else None
     scores = [(np.zeros((4, 18), np.float32), values)]
     band = np.array([0.4, 0.7], np.float32)
-    actor, critic, after, _ = make_prepare(recipe, num_responses=10)(
-        parts, scores, SUCCESS & False, BASELINE, band
-    )
-    np.testing.assert_array_equal(after, band)  # nothing was seen
-    for batch in [*actor, *(critic or [])]:
+    made = make_prepare(recipe, num_responses=10)(parts, scores, SUCCESS & False, BASELINE, band)
+    np.testing.assert_array_equal(made.band, band)  # nothing was seen
+    assert np.isnan(made.advantage).all()
+    for batch in [*made.actor, *(made.critic or [])]:
         for leaf in jax.tree.leaves(dataclasses.replace(batch, packed=None)):
             if leaf.dtype != bool:
                 np.testing.assert_array_equal(leaf, 0.0)

@@ -219,10 +219,11 @@ def test_losses_are_those_of_the_oracle(name, fixed):
     if not recipe.reads_values:
         scores = [(logp, None) for logp, _ in scores]
     prepare = make_prepare(recipe, num_responses=8)
-    actor_batches, critic_batches, _, _ = prepare(
+    made = prepare(
         packed, scores, np.array(SUCCESS), np.array(BASELINE, np.float32),
         np.full(2, np.nan, np.float32),
     )  # fmt: skip
+    actor_batches, critic_batches = made.actor, made.critic
     assert len(actor_batches) == number
     assert (critic_batches is None) == (recipe.critic is None)
     for k, members in enumerate(PARTS[number]):

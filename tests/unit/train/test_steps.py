@@ -225,9 +225,10 @@ def test_everything_rejected_moves_nothing(scored, packed, params, denominator):
     recipe = dataclasses.replace(RECIPE, guard=MismatchGuard(denominator=denominator))
     logp, values = score_of()(params["actor"], params["critic"], packed)
     far = dataclasses.replace(packed, logp_rollout=np.asarray(logp) - 10)
-    (batch,), _, _, report = make_prepare(recipe, num_responses=10)(
+    made = make_prepare(recipe, num_responses=10)(
         [far], [(logp, values)], np.zeros(10, bool), np.zeros(10, np.float32), NAN_BAND
     )
+    (batch,), report = made.actor, made.report
     assert report["mismatch_kept"].value() == 0
     assert report["mismatch_vetoed"].value() == 1
     assert float(batch.denominator) == (0 if denominator == "kept" else packed.mask.sum())
