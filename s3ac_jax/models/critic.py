@@ -1,5 +1,6 @@
 """The critic: the same backbone and a bias-free float32 value head."""
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -32,4 +33,5 @@ class Critic(nnx.Module):
         Source: S3AC (2610.35518): linear head on the last hidden state.
         """
         hidden, _ = self.backbone(tokens, positions, segment_ids)
-        return hidden.astype(jnp.float32) @ self.value_head[...]
+        with jax.named_scope("value_head"):
+            return hidden.astype(jnp.float32) @ self.value_head[...]

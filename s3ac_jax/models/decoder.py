@@ -72,6 +72,7 @@ class Decoder(nnx.Module):
         """
         return self.embed[...].T if self.spec.tie_embeddings else self.lm_head[...]
 
+    @jax.named_scope("lm_head")
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Of final hidden states, float32.
 
@@ -87,6 +88,7 @@ class Decoder(nnx.Module):
             preferred_element_type=jnp.float32,
         )  # fmt: skip
 
+    @jax.named_scope("embed")
     def _lookup(self, tokens: Int[Array, "B T"]) -> Float[Array, "N D"]:
         dtype = jnp.dtype(self.spec.dtype)
         table, flat = self.embed[...], flatten(tokens)
@@ -124,13 +126,15 @@ class Decoder(nnx.Module):
             norm = blocks["layer"]
             weights, given = blocks[mixer]
             block = nnx.merge(defs[mixer], weights)
-            y, rest, kept_mixer = mix(
-                mixer, block, self._norm(x, norm["attn"]), rest, given, numbers[mixer]
-            )
+            with jax.named_scope(mixer):
+                y, rest, kept_mixer = mix(
+                    mixer, block, self._norm(x, norm["attn"]), rest, given, numbers[mixer]
+                )
             x = x + y
             weights, given = blocks[forward]
             block = nnx.merge(defs[forward], weights)
-            y, kept_forward = feed(forward, block, self._norm(x, norm["mlp"]), given)
+            with jax.named_scope(forward):
+                y, kept_forward = feed(forward, block, self._norm(x, norm["mlp"]), given)
             x = x + y
             kept = {mixer: kept_mixer, forward: kept_forward, "layer": x if keep_layers else None}
             return (x, rest), {name: value for name, value in kept.items() if value is not None}

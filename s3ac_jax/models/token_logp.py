@@ -24,6 +24,7 @@ def _dense(hidden, head, targets, inverse_temperature):
     return logp, -jnp.sum(jnp.exp(logp_NV) * logp_NV, axis=-1)
 
 
+@jax.named_scope("token_logp")
 def token_logp(
     hidden: Float[Array, "N D"],
     head: Float[Array, "D V"],

@@ -17,31 +17,32 @@ class LinesError(RunError, ValueError):
 
 
 class LineFile:
-    """The file at `path`, made if absent; a last line torn by a kill is cut off.
+    """The file at `path`, made with its first line; a last line torn by a kill is cut off.
 
-    writes: False for a process that is not to touch the file, for another one writes it.
-    Raises OSError if the file can't be written.
+    writes: False for a process that is not to touch the file, for another one writes it. Its
+    methods raise OSError if the file can't be written.
     Source: ours: a text file that any tool reads, whole lines only.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, writes: bool = True):
         self.path = pathlib.Path(path)
+        self._writes = writes
         self._file: TextIO | None = None
-        if not writes:
-            return
-        if self.path.exists():
+        if writes and self.path.exists():
             whole = self.path.read_bytes().rpartition(b"\n")
             os.truncate(self.path, len(whole[0]) + len(whole[1]))
-        self._file = self.path.open("a", encoding="utf-8")
 
     def append(self, line: dict[str, Any]) -> None:
         """Writes one line and flushes. Raises ValueError for a NaN, which JSON has not.
 
         Source: ours: what is written survives a kill of this process.
         """
-        if self._file is not None:
-            self._file.write(json.dumps(line, allow_nan=False) + "\n")
-            self._file.flush()
+        if not self._writes:
+            return
+        if self._file is None:
+            self._file = self.path.open("a", encoding="utf-8")
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Drops the lines that are not wanted: a resumed run writes them again.
@@ -49,22 +50,22 @@ class LineFile:
         Raises LinesError when the file is damaged.
         Source: ours: kill and resume must leave the file of an uninterrupted run.
         """
-        if self._file is None:
+        if not (self._writes and self.path.exists()):
             return
         kept = [line for line in read_lines(self.path) if wanted(line)]
-        self._file.close()
+        self.close()
         temporary = self.path.with_name(self.path.name + ".tmp")
         with temporary.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in kept)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.path)
-        self._file = self.path.open("a", encoding="utf-8")
 
     def close(self) -> None:
         """Closes the file. Source: ours."""
         if self._file is not None:
             self._file.close()
+            self._file = None
 
 
 def read_lines(

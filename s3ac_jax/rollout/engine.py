@@ -93,6 +93,7 @@ def gumbel(keys: Key[Array, "B"], places: Int[Array, "B"], vocab_size: int) -> F
     return jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,)))(keys)
 
 
+@jax.named_scope("sample")
 def sample(logits: Float[Array, "B V"], noise: Float[Array, "B V"], sampling: Sampling):
     """A token for each row and its log-prob under softmax(logits / temperature), fp32.
 

@@ -84,6 +84,7 @@ def params_of(learner: Learner) -> PyTree:
     return combine(learner.trainable, learner.frozen)
 
 
+@jax.named_scope("optimizer")
 def apply_gradients(
     learner: Learner, grads: PyTree, loss: Array, tx: optax.GradientTransformation, clip: float
 ) -> tuple[Learner, dict[str, Any]]:

@@ -197,7 +197,7 @@ class OnlineLoop:
         run_key = jax.random.key(config.seed)
         ahead = Ahead(self.parts, run_key) if config.rollout.ahead else None
         try:
-            with self._watcher(int(state.tick)) as watcher, self.profile:
+            with self._watcher(int(state.tick)) as watcher:
                 return self._ticks(state, judge, run_key, ahead, watcher, stop, command)
         finally:
             if ahead is not None:
@@ -248,6 +248,8 @@ class OnlineLoop:
             self._pending = (tick, report, host | held_out)
         self._save(state, watcher)
         self._tell(watcher)
+        if self.profile.told:
+            self.progress.note(self.profile.told)
         # The curve's last point: the policy after the last update.
         held_out = evaluate(self.parts, params_of(state.actor), evaluation_key)
         held_out |= self._suites(state, watcher, stop, command)

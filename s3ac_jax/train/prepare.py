@@ -65,6 +65,7 @@ def make_prepare(
     """
     num_prompts = -(-num_responses // recipe.responses_per_prompt)
 
+    @jax.named_scope("advantages")
     def credit(one: Packed, logp_old: Array, episodes: Episodes, band: Array):
         raw = recipe.advantage.advantages(
             episodes, responses_per_prompt=recipe.responses_per_prompt
@@ -95,7 +96,10 @@ def make_prepare(
             values, one.reward, one.mask, one.num_trainable, one.segment_ids, one.response, baseline
         )
         raw, advantages, band = credit(one, logp_old, episodes, band)
-        weights, keep = recipe.guard.weigh(logp_old, one.logp_rollout, one.mask, one.segment_ids)
+        with jax.named_scope("mismatch"):
+            weights, keep = recipe.guard.weigh(
+                logp_old, one.logp_rollout, one.mask, one.segment_ids
+            )
         report, critic = {}, None
         if health:
             report = _rollout_report(one, logp_old, weights, keep)

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Generator
 from pathlib import Path
-from typing import Self
 
 import jax
 
@@ -14,31 +13,34 @@ _WARM_TICKS = 2
 class Profile:
     """Traces the third tick that this process runs into `folder`; nothing for None.
 
-    A context manager around the ticks. After it `path` is the trace for Perfetto, None where
-    there were fewer ticks.
     Source: ours: jax.profiler, with the names of phases and layers (jax.named_scope).
     """
 
     def __init__(self, folder: Path | None):
         self._folder, self._ticks = folder, 0
-        self.path: Path | None = None
 
-    def __enter__(self) -> Self:
-        self._ticks = 0
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+    @property
+    def told(self) -> str | None:
+        """One line on the trace, None where nobody asked for one. Source: ours."""
+        if self._folder is None:
+            return None
+        if self._ticks <= _WARM_TICKS:
+            return f"no tick was traced: of {self._ticks} ticks none came after the warm-up"
+        found = sorted(self._folder.rglob("perfetto_trace.json.gz"))
+        return f"trace of one tick: {found[-1]} (ui.perfetto.dev; or xprof --logdir {self._folder})"
 
     @contextlib.contextmanager
     def of(self, tick: int) -> Generator[None]:
         """Around one tick. Source: ours."""
         self._ticks += 1
-        with jax.profiler.StepTraceAnnotation("tick", step_num=tick):
-            if self._folder is None or self._ticks != _WARM_TICKS + 1:
-                yield
-                return
-            with jax.profiler.trace(self._folder, create_perfetto_trace=True):
-                yield
-        found = sorted(self._folder.rglob("perfetto_trace.json.gz"))
-        self.path = found[-1] if found else None
+        if self._folder is None or self._ticks != _WARM_TICKS + 1:
+            yield
+            return
+        options = jax.profiler.ProfileOptions()
+        # Python's own calls would be most of the trace.
+        options.python_tracer_level = 0
+        with (
+            jax.profiler.trace(self._folder, create_perfetto_trace=True, profiler_options=options),
+            jax.profiler.StepTraceAnnotation("tick", step_num=tick),
+        ):
+            yield

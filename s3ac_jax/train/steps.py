@@ -37,6 +37,7 @@ def make_critic_step(
     Source: S3AC (2610.35518), stabilised critic; head and backbone norms before clipping.
     """
 
+    @jax.named_scope("critic_loss")
     def loss(trainable: PyTree, frozen: PyTree, batch: CriticBatch):
         values = read_values(critic, combine(trainable, frozen), batch.packed)
         old = batch.values_old
@@ -94,6 +95,7 @@ def make_actor_step(
     Source: the recipe's surrogate; S3AC (2610.35518): CISPO, one epoch, clip 1.
     """
 
+    @jax.named_scope("actor_loss")
     def loss(trainable: PyTree, frozen: PyTree, batch: ActorBatch):
         packed = batch.packed
         params = combine(trainable, frozen)
