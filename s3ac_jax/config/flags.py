@@ -82,11 +82,13 @@ def parse_flags(
     """Parses the command line, program name first; returns it without the flags.
 
     required: flags that must be given, and what each is. positional: what the arguments that are
-    no flags name, at least one of them then; empty if there can be none.
+    no flags are, of which there must be one then; empty if there can be none.
 
     Raises CommandLineError, or ConfigError when the config file itself is at fault.
     Source: ours.
     """
+    if positional:
+        flag_values.set_gnu_getopt()  # flags may stand behind arguments too
     try:
         _, *rest = flag_values(list(argv))
     except SystemExit:
@@ -94,7 +96,7 @@ def parse_flags(
     except (flags.Error, *_PARSING) as error:
         raise CommandLineError(_reworded(error, flag_values)) from error
     if positional and not rest:
-        raise CommandLineError(f"{positional} is required")
+        raise CommandLineError(f"an argument is required: {positional}")
     if rest and not positional:
         raise CommandLineError(f"unexpected argument {rest[0]!r}; flags are --name=value")
     for name, what in required.items():
