@@ -46,8 +46,9 @@ class Tripwires:
     ungraded: float | None = 0.1
 
     def __post_init__(self):
-        for name in ("max_rollbacks", "window", "flat_ticks", "all_wrong_ticks"):
-            least, value = (0 if name == "max_rollbacks" else 2), getattr(self, name)
+        counts = {"max_rollbacks": 0, "window": 2, "flat_ticks": 4, "all_wrong_ticks": 2}
+        for name, least in counts.items():
+            value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
         for name in ("entropy_rise", "entropy_fall", "length_change"):
@@ -282,7 +283,7 @@ def _length_runs_away(history: Sequence[Metrics], wires: Tripwires) -> Trip | No
     if not (factor > wires.length_change or factor < 1 / wires.length_change):
         return None
     # Longer, or shorter, and better is what one hopes for.
-    if _gain(history, window) >= wires.flat_gain:
+    if not _gain(history, window) < wires.flat_gain:
         return None
     grew = factor > 1
     return Trip(
@@ -293,7 +294,7 @@ def _length_runs_away(history: Sequence[Metrics], wires: Tripwires) -> Trip | No
         else "the policy answers before it has worked the answer out: guessing pays, or the steps "
         "are too large",
         "--config.actor.lr lower, --config.recipe.average (how responses are averaged)",
-        max(factor, 1 / factor), wires.length_change,
+        max(factor, 1 / max(factor, 1e-12)), wires.length_change,
     )  # fmt: skip
 
 
@@ -301,7 +302,8 @@ def _sampler_disagrees(history: Sequence[Metrics], wires: Tripwires) -> Trip | N
     limit = wires.mismatch
     # Weights that made the tokens are those that the trainer reads with, so nothing was learnt in
     # between: as at learning rate 0.
-    same = [line for line in history[-wires.window :] if not line.get("staleness")]
+    recent = history[-max(wires.window, 3) :]
+    same = [line for line in recent if not line.get("staleness")]
     apart = _series(same[-3:], "mismatch_abs_log")
     if limit is None or len(apart) < 3 or apart.mean() <= limit:
         return None
