@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from s3ac_jax.algos.advantages import gae, monte_carlo_returns
-from s3ac_jax.algos.value import actor_target_ev, clipped_mse, explained_variance, mean_error
+from s3ac_jax.algos.value import (
+    actor_target_ev,
+    clip_binds,
+    clipped_mse,
+    explained_variance,
+    mean_error,
+    r_squared,
+)
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "objectives.json").read_text())
 
@@ -137,3 +144,63 @@ def test_old_values_are_constants():
 
     for g in jax.grad(total, argnums=(0, 1))(jnp.zeros(2), jnp.ones(2)):
         assert not np.any(np.asarray(g))
+
+
+@pytest.mark.parametrize(("shape", "seed"), [((2,), 0), ((3, 5), 1), ((4, 21), 2)])
+def test_r_squared_oracle_and_poison(shape, seed):
+    values, _, returns, mask = random_case(shape, seed)
+    v, r = ([float(x) for x in y[mask]] for y in (values, returns))
+    want = 1 - sum((x - y) ** 2 for x, y in zip(v, r, strict=True)) / len(r) / variance(r)
+    close = {"rtol": 1e-5, "atol": 1e-5}
+    for poison in (0.0, np.nan, np.inf):
+        values, returns = (np.where(mask, x, poison) for x in (values, returns))
+        np.testing.assert_allclose(r_squared(values, returns, mask), want, **close)
+    order = np.random.default_rng(seed).permutation(shape[0])
+    got = r_squared(values[order], returns[order], mask[order])
+    np.testing.assert_allclose(got, want, **close)
+
+
+def test_r_squared_counts_a_bias():
+    _, _, returns, mask = random_case((4, 8), 3)
+    r = returns[mask].astype(float)
+    assert r_squared(returns, returns, mask) == 1.0
+    np.testing.assert_allclose(
+        r_squared(np.full_like(returns, r.mean()), returns, mask), 0, atol=1e-6
+    )
+    # Off by b: worse by b²/Var(R), which explained variance does not see.
+    np.testing.assert_allclose(
+        r_squared(returns + 0.5, returns, mask), 1 - 0.25 / np.var(r), rtol=1e-5
+    )
+    np.testing.assert_allclose(r_squared(-returns, returns, mask), 1 - 4 / np.var(r), rtol=1e-5)
+
+
+def test_r_squared_of_equal_outcomes_is_not_available():
+    values, _, _, mask = random_case((4, 500), 4)
+    assert math.isnan(r_squared(values, np.full_like(values, 0.37), mask))
+    assert math.isnan(r_squared(values, values, np.zeros_like(mask)))
+
+
+@pytest.mark.parametrize("clip", [0.2, 0.5, 3.0, None])
+def test_the_clip_binds_where_the_gradient_is_gone_and_the_error_is_not(clip):
+    values, old, returns, _ = random_case((16, 40), 6)
+
+    def total(v):
+        return jnp.sum(clipped_mse(v, old, returns, clip=clip))
+
+    slope = np.asarray(jax.grad(total)(jnp.asarray(values)))
+    assert np.all(values != returns)
+    got = np.asarray(clip_binds(values, old, returns, clip=clip))
+    assert got.dtype == bool
+    np.testing.assert_array_equal(got, slope == 0)
+    # 3.0 is beyond nearly all moves; without a clip there is nothing to bind.
+    assert (0.05 < got.mean() < 0.6) if clip in (0.2, 0.5) else got.mean() < 0.05
+    assert clip is not None or not got.any()
+
+
+def test_the_clip_binds_only_beyond_it_and_away_from_v_old():
+    # V_old 0, R 1: towards it within the clip, towards it beyond, away from it, past it.
+    values, old = np.array([0.2, 0.3, -0.5, 1.9], np.float32), np.zeros(4, np.float32)
+    got = clip_binds(values, old, np.ones(4, np.float32), clip=0.25)
+    np.testing.assert_array_equal(got, [False, True, False, False])
+    assert not np.any(clip_binds(old, old, np.ones(4), clip=0.25))
+    assert not np.any(clip_binds(values, np.full(4, np.nan), np.ones(4), clip=None))

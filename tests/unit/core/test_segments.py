@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from s3ac_jax.core.segments import segment_any, segment_mean, segment_sum
+from s3ac_jax.core.segments import first_masked, segment_any, segment_mean, segment_sum
 
 
 def random_case(rows, tokens, seed):
@@ -62,3 +62,31 @@ def test_the_ids_need_not_start_at_one_or_be_dense():
     got = segment_sum(x, np.array([[2, 2, 2, 4]]), mask)
     np.testing.assert_array_equal(got, [[3, 3, 3, 1]])
     assert np.all(np.isnan(segment_sum(x, np.array([[9, 9, 9, 9]]), mask)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens", "seed"), [(1, 1, 0), (3, 8, 1), (4, 21, 2), (6, 40, 3), (2, 1, 4)]
+)
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.7, 1.0])
+def test_first_masked_is_the_first_of_each_segment_that_has_one(rows, tokens, seed, share):
+    _, ids, _ = random_case(rows, tokens, seed)
+    mask = (np.random.default_rng(seed).random(ids.shape) < share) & (ids > 0)
+    want, whole = np.zeros(ids.shape, bool), np.zeros(ids.shape, bool)
+    for b in range(rows):
+        seen = set()
+        for t in range(tokens):
+            if mask[b, t] and ids[b, t] not in seen:
+                seen.add(ids[b, t])
+                want[b, t] = True
+        whole[b, np.flatnonzero(mask[b])[:1]] = True
+    np.testing.assert_array_equal(first_masked(mask, ids), want)
+    # Without ids a row is one segment.
+    np.testing.assert_array_equal(first_masked(mask, None), whole)
+
+
+def test_first_masked_of_segments_with_nothing_in_them():
+    ids = np.array([[1, 1, 2, 2, 3, 3, 0], [1, 2, 2, 2, 0, 0, 0]])
+    mask = np.array([[0, 1, 0, 0, 1, 1, 0], [0, 0, 1, 1, 0, 0, 0]], bool)
+    want = np.array([[0, 1, 0, 0, 1, 0, 0], [0, 0, 1, 0, 0, 0, 0]], bool)
+    np.testing.assert_array_equal(first_masked(mask, ids), want)
+    np.testing.assert_array_equal(jax.jit(first_masked)(mask, ids), want)
