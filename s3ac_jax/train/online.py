@@ -247,7 +247,7 @@ class OnlineLoop:
             self._flush(watcher)
             self._pending = (tick, report, host | held_out)
         self._save(state, watcher)
-        self._tell(watcher)
+        self._tell(watcher, int(state.tick))
         if self.profile.told:
             self.progress.note(self.profile.told)
         # The curve's last point: the policy after the last update.
@@ -330,11 +330,11 @@ class OnlineLoop:
                 "trained on the others (from here on see missing_prompts in metrics.jsonl)"
             )
 
-    def _tell(self, watcher: Watcher, action: str = "tell") -> list[str]:
+    def _tell(self, watcher: Watcher, before: int, action: str = "tell") -> list[str]:
         """Says and records what tripped; the lines said."""
         trips, self._trips = self._trips, []
         for tick, trip in trips:
-            watcher.record(tick, trip, action)
+            watcher.record(tick, trip, action, before)
             self.progress.note(told(tick, trip))
         return [f"{trip.wire} at tick {tick}: {trip.verdict}" for tick, trip in trips]
 
@@ -348,7 +348,7 @@ class OnlineLoop:
             target = self._last_good(min(tick for tick, _ in self._trips) - wires.window)
             if target is None or watcher.rollbacks >= wires.max_rollbacks:
                 action = "stop"
-        said = self._tell(watcher, action)
+        said = self._tell(watcher, tick, action)
         if action == "tell":
             return state
         if action == "rollback" and target is not None:

@@ -181,12 +181,11 @@ class Watcher:
     def _look(self) -> list[Trip]:
         return tripped(self._history, self._config.tripwires, self._coverage)
 
-    def record(self, tick: int, trip: Trip, action: str) -> None:
-        """Writes a line of tripwires.jsonl: what was done before this tick about a wire.
-
-        Source: ours.
+    def record(self, tick: int, trip: Trip, action: str, before: int) -> None:
+        """Writes a line of tripwires.jsonl: what tick `tick` tripped, and what was done about it
+        before tick `before`. Source: ours.
         """
-        self.trips.append(trip_line(self._stage, tick, trip, action))
+        self.trips.append(trip_line(self._stage, tick, trip, action, before))
 
     def begin_anew(self) -> None:
         """Forgets all ticks so far, whose weights the run no longer has. Source: ours."""
@@ -230,7 +229,7 @@ class PretrainingWatcher:
                 continue
             self._told.add(trip.wire)
             action = "tell" if wires.action == "tell" else "stop"
-            self._trips.append(trip_line(PRETRAINING, step, trip, action))
+            self._trips.append(trip_line(PRETRAINING, step, trip, action, step))
             self._progress.note(told(step, trip, "value-pretraining step"))
             if action == "stop":
                 raise Tripped(
@@ -242,14 +241,14 @@ class PretrainingWatcher:
 
 def _rollbacks(path: Path, stage: str) -> list[int]:
     """The ticks before which the run went back."""
-    lines = read_lines(path, ("stage", "tick", "action"))
+    lines = read_lines(path, ("stage", "before", "action"))
     found = [line for line in lines if line["stage"] == stage and line["action"] == "rollback"]
-    return sorted({line["tick"] for line in found})
+    return sorted({line["before"] for line in found})
 
 
-def trip_line(stage: str, tick: int, trip: Trip, action: str) -> dict[str, Any]:
+def trip_line(stage: str, tick: int, trip: Trip, action: str, before: int) -> dict[str, Any]:
     """A line of tripwires.jsonl. Source: ours; docs/report.md describes the file."""
-    return {"stage": stage, "tick": tick, **trip._asdict(), "action": action}
+    return {"stage": stage, "tick": tick, **trip._asdict(), "action": action, "before": before}
 
 
 def told(tick: int, trip: Trip, where: str = "tick") -> str:

@@ -106,8 +106,8 @@ def digests(folder):
 
 
 def metric_lines(workdir, stage):
-    """Lines of metrics.jsonl as text, without what depends on the clock."""
-    timed = ("time/", "tokens_per_second")
+    """Lines of metrics.jsonl as text, without what depends on the clock and the process."""
+    timed = ("time/", "tokens_per_second", "memory/")
     lines = [line for line in log.read(workdir / "metrics.jsonl") if line["stage"] == stage]
     return [
         json.dumps({name: value for name, value in line.items() if not name.startswith(timed)})

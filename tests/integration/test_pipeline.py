@@ -90,8 +90,8 @@ def test_everything_is_in_the_workdir(done):
     workdir, results = done
     assert {path.name for path in workdir.iterdir()} == {
         ".lock", "checkpoints", "config.json", "metrics.jsonl", "pretrained_critic",
-        "results.json", "stage_task.json", "stage_value_pretraining.json", "summary.png", "tb",
-        "versions.json",
+        "responses.jsonl", "results.json", "stage_task.json", "stage_value_pretraining.json",
+        "summary.png", "tb", "trajectories.jsonl", "versions.json",
     }  # fmt: skip
     config = to_dict(runs.small_config({"train.num_ticks": TICKS}))
     assert json.loads((workdir / "config.json").read_text()) == json.loads(json.dumps(config))

@@ -70,6 +70,8 @@ def assert_same_run(workdir, undisturbed):
         lines = runs.metric_lines(workdir, stage)
         assert lines == runs.metric_lines(undisturbed, stage)
         assert len(lines) == number
+    for name in ("responses.jsonl", "trajectories.jsonl"):
+        assert (workdir / name).read_text() == (undisturbed / name).read_text()
     for name in ("results.json", "config.json", "stage_value_pretraining.json"):
         got, want = (unclocked(folder / name) for folder in (workdir, undisturbed))
         assert got == want
