@@ -1,6 +1,7 @@
 """The page of a run, or of several beside each other: one HTML file that needs nothing else."""
 
 import base64
+import collections
 import hashlib
 import json
 import math
@@ -21,7 +22,7 @@ from s3ac_jax.report.page_svg import css_colour, themed
 
 # Of the token viewer, over the page: about 50 bytes each.
 MAX_TOKENS = 60_000
-_SERIES = {"value": 3, "advantage": 3, "logp_rollout": 3, "logp_old": 3, "ratio": 4, "weight": 3}
+_SERIES = {"value": 3, "advantage": 3, "logp_rollout": 4, "logp_old": 4, "ratio": 4, "weight": 3}
 
 
 def write_page(
@@ -118,15 +119,27 @@ def _versions(run: RunData) -> str:
 
 
 def within(lines: Sequence[dict[str, Any]], max_tokens: int) -> list[dict[str, Any]]:
-    """Every k-th response, with the least k that leaves at most `max_tokens`; one at least.
+    """The responses of every k-th tick, with the least k that leaves at most `max_tokens`.
 
+    Should one tick have more, its first ones, one at least.
     Source: ours: evenly over the run, and the same ones each time.
     """
-    sizes = [len(line["tokens"]) + len(line["prompt_pieces"]) for line in lines]
-    step = 1
-    while step < len(lines) and sum(sizes[::step]) > max_tokens:
+
+    def size(line: dict[str, Any]) -> int:
+        return len(line["tokens"]) + len(line["prompt_pieces"])
+
+    by_tick: dict[int, int] = collections.defaultdict(int)
+    for line in lines:
+        by_tick[line["tick"]] += size(line)
+    ticks, step = list(by_tick), 1
+    while step < len(ticks) and sum(by_tick[tick] for tick in ticks[::step]) > max_tokens:
         step += 1
-    return list(lines[::step])
+    wanted = set(ticks[::step])
+    chosen = [line for line in lines if line["tick"] in wanted]
+    left = sum(map(size, chosen))
+    while len(chosen) > 1 and left > max_tokens:
+        left -= size(chosen.pop())
+    return chosen
 
 
 def _response(line: dict[str, Any]) -> dict[str, Any]:

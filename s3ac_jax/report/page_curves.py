@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from s3ac_jax.report.page_data import ONLINE, RunData, phases
+from s3ac_jax.report.page_data import ONLINE, RunData, number, phases
 from s3ac_jax.report.page_figures import Card
 from s3ac_jax.report.page_svg import (
     BLUE,
@@ -76,9 +76,9 @@ _PANELS = (
 
 def curve_cards(run: RunData, prefix: str) -> list[Card]:
     """Every curve of one run. Source: ours."""
-    trips = [trip["tick"] for trip in run.tripwires if trip["stage"] == ONLINE]
+    trips = [number(trip["tick"]) for trip in run.tripwires if trip["stage"] == ONLINE]
     cards = [_accuracy(run, f"{prefix}-accuracy", trips)]
-    for number, panel in enumerate(_PANELS):
+    for place, panel in enumerate(_PANELS):
         series = [(label, *run.series(key)) for key, label in panel.keys]
         shown = [one for one in series if np.isfinite(one[2]).any()]
         if not shown:
@@ -89,7 +89,7 @@ def curve_cards(run: RunData, prefix: str) -> list[Card]:
             curve(axes, ticks, values, colour, label if len(panel.keys) > 1 else "")
         _frame(axes, panel, [one[2] for one in shown])
         fell_over(axes, trips)
-        svg = inline(figure, f"{panel.title} by tick", f"{prefix}-c{number}")
+        svg = inline(figure, f"{panel.title} by tick", f"{prefix}-c{place}")
         cards.append(Card(panel.title, panel.caption, svg))
     cards.append(_phases(run, f"{prefix}-phases", trips))
     return cards
@@ -106,7 +106,7 @@ def overlaid_cards(runs: Sequence[RunData], prefix: str) -> list[Card]:
         for key in panel.keys
     ]
     cards = []
-    for number, panel in enumerate(singles):
+    for place, panel in enumerate(singles):
         series = [run.series(panel.keys[0][0]) for run in runs]
         if not any(np.isfinite(values).any() for _, values in series):
             continue
@@ -114,7 +114,7 @@ def overlaid_cards(runs: Sequence[RunData], prefix: str) -> list[Card]:
         for (ticks, values), colour in zip(series, run_colours(len(runs)), strict=True):
             curve(axes, ticks, values, colour)
         _frame(axes, panel, [values for _, values in series])
-        svg = inline(figure, f"{panel.title} by tick, all runs", f"{prefix}-o{number}")
+        svg = inline(figure, f"{panel.title} by tick, all runs", f"{prefix}-o{place}")
         cards.append(Card(panel.title, panel.caption, svg))
     return cards
 

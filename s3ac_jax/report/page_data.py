@@ -149,8 +149,8 @@ def _read_run(folder: pathlib.Path) -> RunData:
         config = _json(folder / "config.json") or {}
         responses = read_lines(folder / "responses.jsonl", ("tick", *_RESPONSE))
         trajectories = read_lines(folder / "trajectories.jsonl", _TRAJECTORY)
-        _check_lengths(folder / "responses.jsonl", responses, _RESPONSE)
-        _check_lengths(folder / "trajectories.jsonl", trajectories, ("tokens", "pieces"))
+        _check(folder / "responses.jsonl", responses, _RESPONSE)
+        _check(folder / "trajectories.jsonl", trajectories, ("tokens", "pieces"))
         return RunData(
             name=str(config.get("name") or folder.resolve().name),
             config=config,
@@ -179,14 +179,14 @@ def _json(path: pathlib.Path) -> dict[str, Any] | None:
         raise PageError(f"{path} is damaged; delete it to make the page without it") from error
 
 
-def _check_lengths(path: pathlib.Path, lines: Lines, columns: Sequence[str]) -> None:
-    for number_, line in enumerate(lines, start=1):
-        lengths = {len(line[c]) if isinstance(line[c], list) else -1 for c in columns
-                   if line[c] is not None}  # fmt: skip
-        if len(lengths) > 1 or -1 in lengths:
-            raise PageError(
-                f"{path}, line {number_}: its lists are not equally long; delete that line"
-            )
+def _check(path: pathlib.Path, lines: Lines, equally_long: Sequence[str]) -> None:
+    for place, line in enumerate(lines, start=1):
+        # A method without a critic has no V(s_0).
+        parts = [line[name] for name in equally_long if name != "v0" or line[name] is not None]
+        parts.append(line.get("prompt_pieces", []))
+        whole = all(isinstance(part, list) for part in parts) and isinstance(line["tick"], int)
+        if not whole or len({len(part) for part in parts[:-1]}) > 1:
+            raise PageError(f"{path}, line {place} is damaged; delete that line")
 
 
 @dataclasses.dataclass(frozen=True)

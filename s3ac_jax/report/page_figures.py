@@ -53,7 +53,7 @@ def method_cards(run: RunData, prefix: str) -> list[Card]:
         _failures(run, responses, f"{prefix}-fail"),
         _gradients(run, f"{prefix}-grad"),
         _coverage(run, f"{prefix}-cover"),
-        _selection(run, f"{prefix}-daps"),
+        _selection(run, responses, f"{prefix}-daps"),
     ]
 
 
@@ -162,7 +162,7 @@ def _gradients(run: RunData, prefix: str) -> Card:
     title = "Does the value head take all of the gradient?"
     caption = (
         "Value pretraining, gradient norms before clipping. A new head takes nearly all of the "
-        "norm; where the clip then bites, the backbone's step is cut down with the head's. Right: "
+        "norm; where the clip then bites, the backbone's step is cut down with the head's. Bars: "
         "share of steps that were clipped, and the head's share of the squared norm, in this "
         "pretraining and in the two short diagnoses before it."
     )
@@ -222,8 +222,8 @@ def _coverage(run: RunData, prefix: str) -> Card:
     title = "Has the critic seen “long and right”?"
     caption = (
         "Responses by length. If the first policy never shows long responses that are right, a "
-        "critic pretrained on it alone takes length for failure. Left: where the responses are; "
-        "right: how many of them are right."
+        "critic pretrained on it alone takes length for failure. Bars: where the responses are; "
+        "lines: how many of them are right."
     )
     buckets = run.levels("coverage/share_")
     edges, mixed = _mixture(run)
@@ -268,7 +268,7 @@ def _mixture(run: RunData) -> tuple[list[float], np.ndarray]:
             for one in coverage["policies"].values()
         ]
         return edges, np.sum(tables, axis=0) if tables else np.zeros((0, 2))
-    except (KeyError, TypeError, ValueError):  # an older run
+    except (AttributeError, KeyError, TypeError, ValueError):  # an older run
         return [], np.zeros((0, 2))
 
 
@@ -293,19 +293,27 @@ def _ratio(above_: np.ndarray, below: np.ndarray) -> np.ndarray:
     return np.where(below > 0, above_ / np.maximum(below, 1), np.nan)
 
 
-def _selection(run: RunData, prefix: str) -> Card:
+def _selection(run: RunData, responses: Responses | None, prefix: str) -> Card:
     title = "Are the prompts that train of middling difficulty?"
     caption = (
-        "Left: how often selection accepts a prompt, by difficulty (without selection: training "
-        "success). Right: share of trained prompts at which the reference policy succeeds in 20 to "
-        "80 %, and groups dropped because all their responses were equally right."
+        "Bars: how often selection accepts a prompt, by difficulty (without selection: training "
+        "success). Lines: share of trained prompts that V(s₀) gives a success of 20 to 80 %, the "
+        "same by the reference policy where there is one, and groups dropped because all their "
+        "responses were equally right."
     )
     kind, unit = "accept/", "mean acceptance"
     if not run.levels(kind):
         kind, unit = "success/", "training success"
     levels = run.levels(kind)
-    middling, dropped = run.series("reference_mid"), run.series("dropped_groups")
-    if not levels and not np.isfinite(middling[1]).any():
+    shares = [
+        (colour, label, *series)
+        for colour, label, series in (
+            (BLUE, "V(s₀) 20–80 %", _promised_middling(responses)),
+            (GREEN, "reference 20–80 %", run.series("reference_mid")),
+        )
+        if np.isfinite(series[1]).any()
+    ]
+    if not levels and not shares:
         return Card(title, caption, None, "neither acceptance nor success by difficulty is there")
     figures, axes = pair(300)
     places = np.arange(len(levels))
@@ -319,25 +327,43 @@ def _selection(run: RunData, prefix: str) -> Card:
     axes[0].yaxis.set_major_formatter(PercentFormatter(1.0))
     axes[0].grid(False, axis="x")
     above(axes[0], 2)
-    right = axes[1]
-    if np.isfinite(middling[1]).any():
-        curve(right, *middling, GREEN, "reference success 20–80 %")
-        right.set_ylim(0, 1.03)
-        right.yaxis.set_major_formatter(PercentFormatter(1.0))
-        by_tick(right, "share of trained prompts")
-    else:
-        right.text(0.5, 0.5, "no reference was measured\n(--config.reference.samples=8)",
-                   color=MUTED, ha="center", va="center", transform=right.transAxes)  # fmt: skip
-        right.set(xticks=[], yticks=[])
-    if np.isfinite(dropped[1]).any() and np.nanmax(dropped[1]) > 0:
-        other = right.twinx()
+    _lines_of_selection(axes[1], shares, *run.series("dropped_groups"))
+    return Card(title, caption, inline_pair(figures, f"{title} Acceptance by difficulty.", prefix))
+
+
+def _lines_of_selection(
+    axes: Axes,
+    shares: list[tuple[str, str, np.ndarray, np.ndarray]],
+    ticks: np.ndarray,
+    dropped: np.ndarray,
+) -> None:
+    for colour, label, when, share in shares:
+        curve(axes, when, share, colour, label)
+    by_tick(axes, "share of trained prompts")
+    axes.set_ylim(0, 1.03)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    if not shares:
+        axes.text(0.5, 0.5, "not measured", color=MUTED, ha="center", transform=axes.transAxes)
+    if np.nanmax(dropped, initial=0) > 0:
+        other = axes.twinx()
         other.grid(False)
-        curve(other, *dropped, ORANGE)
-        right.plot([], [], color=ORANGE, label="dropped groups")
+        curve(other, ticks, dropped, ORANGE)
+        axes.plot([], [], color=ORANGE, label="dropped groups")
         other.set_ylabel("dropped groups")
         other.set_ylim(bottom=0)
-    above(right, 2)
-    return Card(title, caption, inline_pair(figures, f"{title} Acceptance by difficulty.", prefix))
+    above(axes, 2)
+
+
+def _promised_middling(responses: Responses | None) -> tuple[np.ndarray, np.ndarray]:
+    """Of each tick, the share of responses to which V(s₀) gives a success of 20 to 80 %."""
+    if responses is None:
+        return np.zeros(0), np.zeros(0)
+    known = np.isfinite(responses.v0)
+    promise = (responses.v0 + 1) / 2
+    middling = (promise >= 0.2) & (promise <= 0.8)
+    ticks = np.unique(responses.tick)
+    here = [known & (responses.tick == tick) for tick in ticks]
+    return ticks, np.array([middling[one].mean() if one.any() else np.nan for one in here])
 
 
 def _shared(levels: list[str]) -> str:

@@ -246,7 +246,7 @@
         ["token id", String(one.tokens[n])], ["V before it", told(of("value"))],
         [last ? "change of V, to the reward" : "change of V", known(this.change(n)) ? signed(this.change(n)) : "not measured"],
         ["advantage", told(of("advantage"))], ["ratio π_old / μ", told(of("ratio"))],
-        ["log-prob, sampler", told(of("logp_rollout"))], ["log-prob, trainer", told(of("logp_old"))],
+        ["log-prob, sampler", told(of("logp_rollout"), 4)], ["log-prob, trainer", told(of("logp_old"), 4)],
         ["weight in the loss", told(of("weight"))],
       ];
       const list = make("dl");

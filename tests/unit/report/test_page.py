@@ -163,7 +163,10 @@ def test_several_runs_are_laid_over_each_other(tmp_path, run_folder):
         ({"trajectories.jsonl": "{}\n{}\n"},
          "{0}/trajectories.jsonl, line 1 is no line of trajectories; delete that line"),
         ({"responses.jsonl": lines([responses(0) | {"tokens": [1]}])},
-         "{0}/responses.jsonl, line 1: its lists are not equally long; delete that line"),
+         "{0}/responses.jsonl, line 1 is damaged; delete that line"),
+        ({"trajectories.jsonl": lines([trajectory(0, True), trajectory(1, True, pieces=()) |
+                                       {"prompt_pieces": None}])},
+         "{0}/trajectories.jsonl, line 2 is damaged; delete that line"),
     ],
 )  # fmt: skip
 def test_bad_folders_are_one_line(tmp_path, changed, message):
@@ -191,9 +194,11 @@ def test_what_cant_be_written_leaves_nothing(tmp_path, out):
 
 
 def test_the_viewer_holds_responses_from_all_of_the_run():
-    some = [{"tick": n, "tokens": [0] * 8, "prompt_pieces": ["x"] * 2} for n in range(10)]
-    assert [line["tick"] for line in within(some, 100)] == list(range(10))
-    assert [line["tick"] for line in within(some, 40)] == [0, 3, 6, 9]
+    # A wrong and a right one of each tick, as runs keep them.
+    some = [{"tick": n // 2, "tokens": [0] * 4, "prompt_pieces": ["x"]} for n in range(20)]
+    assert within(some, 100) == some
+    assert [line["tick"] for line in within(some, 40)] == [0, 0, 3, 3, 6, 6, 9, 9]
+    assert [line["tick"] for line in within(some, 6)] == [0]
     assert [line["tick"] for line in within(some, 1)] == [0]
     assert within([], 1) == []
 

@@ -9,7 +9,7 @@ import pytest
 
 from s3ac_jax.report import page_figures
 from s3ac_jax.report.page_curves import curve_cards, overlaid_cards, run_colours
-from s3ac_jax.report.page_data import read_runs
+from s3ac_jax.report.page_data import columns, read_runs
 from s3ac_jax.report.page_svg import BLUE, css_colour, inline, panels, scale_colour, themed
 from tests.page_runs import write_run
 
@@ -37,6 +37,13 @@ def test_coverage_counts_every_response_alike(run):
     shares, accuracies = page_figures._by_bucket(few, ["0_5"], (0, 2))
     assert shares == pytest.approx([1 / 3])
     assert accuracies == pytest.approx([0.9])
+
+
+def test_middling_prompts_by_the_critic(run):
+    ticks, shares = page_figures._promised_middling(columns(run))
+    assert list(ticks) == list(range(10))
+    # V = 0.9, 0.5, 0.4, 0.3, -0.5, -0.9: promises 0.95, 0.75, 0.7, 0.65, 0.25, 0.05.
+    assert shares == pytest.approx([4 / 6] * 10)
 
 
 def test_an_older_run_has_no_mixture(run):
