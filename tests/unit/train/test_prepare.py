@@ -127,6 +127,61 @@ def test_packing_has_no_say_in_advantages():
     assert reports["packed"]["value_mean_error"] == pytest.approx((values - returns).mean())
 
 
+@pytest.mark.parametrize("whiten", [True, False])
+def test_v0_and_the_raw_advantage_of_each_response(whiten):
+    """As told to people: neither whitened nor weighted, NaN for whoever is not in the batch."""
+    parts = halves()
+    scores = [random_scores(part, seed) for seed, part in enumerate(parts)]
+    recipe = dataclasses.replace(RECIPE, advantage=LengthAdaptiveGae(whiten=whiten), guard=GUARD)
+    made = make_prepare(recipe, num_responses=10)(parts, scores, SUCCESS, BASELINE, NAN_BAND)
+    v0, advantage = np.full((2, 10), np.nan)
+    for k, (part, (_, values)) in enumerate(zip(parts, scores, strict=True)):
+        for n in HALVES[k]:
+            row, columns = cells(part, n)
+            v = [float(values[row[0], column]) for column in sorted(columns)]
+            lam = max(0.0, 1 - 1 / (1.5 * len(v)))
+            each = gae_oracle(v, float(nine().reward[n]), lam)
+            v0[n], advantage[n] = v[0], sum(each) / len(each)
+    assert np.isnan(v0).tolist() == [n in (4, 9) for n in range(10)]
+    np.testing.assert_array_equal(made.v0, v0.astype(np.float32))
+    np.testing.assert_allclose(made.advantage, advantage, **CLOSE)
+
+
+def test_a_method_without_values_has_no_v0():
+    parts = halves()
+    scores = [(random_scores(part)[0], None) for part in parts]
+    made = make_prepare(recipes.reinforce_pp, num_responses=10)(
+        parts, scores, SUCCESS, BASELINE, NAN_BAND
+    )
+    assert made.v0 is None
+    # Raw: not yet against the batch's mean.
+    want = [np.nan if n in (4, 9) else float(nine().reward[n]) for n in range(10)]
+    np.testing.assert_allclose(made.advantage, want, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["s3ac_group", "spo"])
+def test_nobody_looks_and_all_is_the_same_to_those_who_learn(name):
+    recipe, parts = recipes.RECIPES[name], halves()
+    if recipe.responses_per_prompt > 1:
+        recipe = dataclasses.replace(recipe, responses_per_prompt=2)
+    scores = [random_scores(part, seed) for seed, part in enumerate(parts)]
+    if not recipe.reads_values:
+        scores = [(logp, None) for logp, _ in scores]
+    seen, unseen = (
+        make_prepare(recipe, num_responses=10, health=health)(
+            parts, scores, SUCCESS, BASELINE, NAN_BAND
+        )
+        for health in (True, False)
+    )
+    assert seen.report
+    assert unseen.report == {}
+    assert unseen.v0 is None
+    assert unseen.advantage is None
+    for field in ("actor", "critic", "band"):
+        want, got = getattr(seen, field), getattr(unseen, field)
+        jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
 def kept_by(guard, rho, logp, mu):
     if isinstance(guard, MismatchGuard):
         return mismatch_oracle(rho), rho

@@ -22,6 +22,7 @@ from tests.helpers import (
     sequence_of,
 )
 from tests.unit.train.small import (
+    ACTOR,
     CLOSE,
     CRITIC,
     NAN_BAND,
@@ -35,8 +36,9 @@ from tests.unit.train.small import (
     packed_nine,
     params_of_both,
     score_of,
+    values_of,
 )
-from tests.unit.train.small_steps import batches, fresh, gradients, stepped
+from tests.unit.train.small_steps import OPTIMIZERS, batches, fresh, gradients, stepped
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +86,7 @@ def test_critic_optimises_half_the_error_and_logs_all_of_it(scored, params, pack
     batch = batch["critic"]
     got, report = gradients("critic", params, batch)
     head = np.asarray(params["critic"]["value_head"], np.float64)
-    gradient, squares, tokens = np.zeros(SPEC.hidden_size), 0.0, 0
+    gradient, squares, tokens, clipped = np.zeros(SPEC.hidden_size), 0.0, 0, 0
     for n in range(9):
         at, sequence = cells(packed, n), sequence_of(scored, n)
         _, hidden = decoder_oracle(params["critic"]["backbone"], SPEC, sequence)
@@ -95,9 +97,12 @@ def test_critic_optimises_half_the_error_and_logs_all_of_it(scored, params, pack
         learns = batch.learns[at]
         gradient += slope[learns] @ hidden[learns]  # sum of e_t h_t
         squares += ((values - target) ** 2)[learns].sum()
+        clipped += (slope[learns] == 0).sum()
         tokens += learns.sum()
     np.testing.assert_allclose(got["value_head"], gradient / tokens, **CLOSE)
     assert report["value_loss"] == pytest.approx(squares / tokens, rel=1e-5)
+    assert 0 < clipped < tokens
+    assert report["value_clipped"] == pytest.approx(clipped / tokens, rel=1e-6)
     norms = {
         "head": np.linalg.norm(gradient / tokens),
         "all": np.sqrt(sum(float((np.asarray(g, float) ** 2).sum()) for g in jax.tree.leaves(got))),
@@ -293,3 +298,19 @@ def test_the_learner_is_donated(params, batch, role):
     after, _ = stepped(role, "adam", learner, batch[role])
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(learner.trainable))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(after))
+
+
+@pytest.mark.parametrize("role", ["critic", "actor"])
+def test_nobody_looks_and_the_weights_are_the_same_bit_for_bit(params, batch, role):
+    given = {"clip": 1.0, "micro_rows": 4, "health": False}
+    step = {
+        "critic": lambda tx: steps.make_critic_step(CRITIC, RECIPE.critic, tx, **given),
+        "actor": lambda tx: steps.make_actor_step(
+            ACTOR, RECIPE.surrogate, tx, temperature=TEMPERATURE, **given
+        ),
+    }[role](OPTIMIZERS["adam"])
+    want, want_report = stepped(role, "adam", fresh(role, params, "adam"), batch[role])
+    got, report, *_ = step(fresh(role, params, "adam"), batch[role])
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    loss = {"critic": "value_loss", "actor": "policy_loss"}[role]
+    assert values_of(report) == {name: want_report[name] for name in (loss, "nonfinite")}
