@@ -262,9 +262,16 @@ def phases(run: RunData) -> dict[str, float]:
 def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
     """Fields of the configs that are not equal in all runs, with each run's value as text.
 
+    A section that some run's config lacks, as an older one's may, is one row.
     Source: ours: what differs between two curves is the first thing that one asks.
     """
     flat = [dict(_flat(run.config)) for run in runs]
+    shared = {key for run in runs for key in run.config}
+    shared = {key for key in shared if all(key in run.config for run in runs)}
+    for one in flat:
+        for key in [key for key in one if key.partition(".")[0] not in shared]:
+            one.pop(key)
+            one[key.partition(".")[0]] = "there"
     keys = dict.fromkeys(key for one in flat for key in one)
     rows = [(key, [one.get(key, "-") for one in flat]) for key in keys]
     return [(key, told) for key, told in rows if len(set(told)) > 1 and key != "name"]

@@ -312,6 +312,9 @@ def comparison(runs: Sequence[RunData]) -> Table:
 
 
 def difference_table(runs: Sequence[RunData]) -> Table:
-    """The first differences between the runs' configs. Source: ours."""
-    rows = [(key, *told) for key, told in differences(runs)][:_MOST_DIFFERENCES]
+    """The first differences between the runs' configs, and how many more. Source: ours."""
+    every = differences(runs)
+    rows = [(key, *told) for key, told in every[:_MOST_DIFFERENCES]]
+    if len(every) > len(rows):
+        rows.append((f"and {len(every) - len(rows)} more", *[""] * len(runs)))
     return Table(("config field", *(run.name for run in runs)), rows)

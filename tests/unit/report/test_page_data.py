@@ -73,11 +73,11 @@ def test_time_made_ahead_is_no_part_of_the_tick(run):
 
 def test_differences_of_configs(run):
     config = json.loads(json.dumps(run.config))
-    config["critic"]["lr"], config["new"] = 1e-3, None
+    config["critic"]["lr"], config["new"] = 1e-3, {"a": 1, "b": 2}
     other = dataclasses.replace(run, config=config)
     assert differences([run, other]) == [
         ("critic.lr", ["0.00025", "0.001"]),
-        ("new", ["-", "null"]),
+        ("new", ["-", "there"]),
     ]
 
 

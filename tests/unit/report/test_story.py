@@ -103,4 +103,10 @@ def test_runs_beside_each_other(run):
     assert table.headings == ("", "small", "other")
     assert rows["finished"] == ("yes", "no")
     assert rows["held out, last"] == ("75.0 %", "45.0 %")
+    many = dataclasses.replace(other, config=run.config | {"mesh": dict.fromkeys("ab", 1)})
+    assert story.difference_table([run, many]).rows == [("mesh", "-", "there")]
+    fields = [str(n) for n in range(25)]
+    both = [dataclasses.replace(run, config={"x": dict.fromkeys(fields, n)}) for n in (1, 2)]
+    shown = story.difference_table(both).rows
+    assert (shown[0], len(shown), shown[-1]) == (("x.0", "1", "2"), 21, ("and 5 more", "", ""))
     assert rows["trip wires"] == ("critic worse than constant", "none")
