@@ -1,7 +1,8 @@
 # make quickstart   environment, then a run of the main job on the embedded tiny model
 # make smollm2      the same on a pretrained model of 135 M weights (93 MB to download, an hour)
-# make test         environment, then the default test suite
+# make test         environment, then the default test suite, notebooks included
 # make check        linters, import contracts and types
+# make notebooks    runs the notebooks and stores what they show
 # make lock         remakes the requirements files
 # make clean        removes environments and caches, keeps runs
 
@@ -27,7 +28,7 @@ CONSTRAIN := $(addprefix -c ,$(CONSTRAINTS))
 PIP_FLAGS := --disable-pip-version-check --quiet
 TEST_BIN := .venv-test/bin
 
-.PHONY: quickstart smollm2 test check lock clean python
+.PHONY: quickstart smollm2 test check notebooks lock clean python
 .DELETE_ON_ERROR:
 
 quickstart: .venv/$(STAMP)
@@ -54,6 +55,9 @@ check: .venv-test/$(STAMP)
 	$(TEST_BIN)/ruff format --check
 	$(TEST_BIN)/lint-imports --no-logo --cache-dir .cache/import_linter
 	$(TEST_BIN)/pyrefly check --python-interpreter-path $(TEST_BIN)/python
+
+notebooks: .venv-test/$(STAMP)
+	@JAX_PLATFORMS=cpu $(TEST_BIN)/python .ci/notebooks.py notebooks/*.ipynb
 
 # Debian's python3 lacks ensurepip: there the outer pip fills the environment.
 define environment
