@@ -122,6 +122,7 @@ OTHER = {
     },
     "rollout.mesh": {"rollout.mesh": dataclasses.asdict(MeshSpec())},
     "train.offload": {"train.offload": "idle"},
+    "watch": {"watch.trajectories": 3, "watch.tripwires.window": 5},
 }  # fmt: skip
 
 
@@ -142,7 +143,7 @@ def test_a_resumed_run_may_change_the_free_keys(tmp_path, file):
         return config
 
     found = flat(claim({}))
-    there = FREE_KEYS & (found.keys() | {"mesh"})
+    there = FREE_KEYS & (found.keys() | {"mesh", "watch"})
     for key in sorted(there):
         # Without suites there is nothing to evaluate.
         if key != "evaluation.every" or file is GSM8K:
@@ -309,6 +310,19 @@ def test_addresses_are_separated_by_commas():
          "scheduler.value_noise must be at least 0 and below 2**31, got -1.0"),
         ("reference.samples", -1, "reference.samples must be at least 0 and below 2**31, got -1"),
         ("recipe.critic.clip", 0.0, "recipe.critic: clip must be positive or None, got 0.0"),
+        ("watch.trajectories", -1, "watch.trajectories must be at least 0 and below 2**31, got -1"),
+        ("watch.responses", 1.5, "watch.responses must be an int, got 1.5 (float)"),
+        ("watch.health", 1, "watch.health must be a bool, got 1 (int)"),
+        ("watch.tripwire", {}, "unknown key watch.tripwire; did you mean tripwires?"),
+        ("watch.tripwires.action", "cry", "watch.tripwires.action must be 'tell' or 'stop' or "
+         "'rollback', got 'cry' (str)"),
+        ("watch.tripwires.windwo", 3, "unknown key watch.tripwires.windwo; did you mean window?"),
+        ("watch.tripwires.window", 1, "watch.tripwires: window must be at least 2, got 1"),
+        ("watch.tripwires.truncated", 50, "watch.tripwires: truncated must be in 0..1, got 50.0"),
+        ("watch.tripwires.mismatch", 0, "watch.tripwires: mismatch must be positive, got 0.0"),
+        ("watch.tripwires.mismatch", None, None),
+        ("watch.tripwires.value_r2", None, None),
+        ("watch.tripwires.action", "rollback", None),
     ],
 )  # fmt: skip
 def test_one_line_per_mistake(dotted, value, message):
@@ -317,6 +331,29 @@ def test_one_line_per_mistake(dotted, value, message):
         from_config_dict(cd)
     else:
         assert refused(cd) == message
+
+
+def test_who_goes_back_makes_nothing_ahead():
+    cd = GSM8K.get_config()
+    served = {"rollout.backend": "remote", "rollout.addresses": "a:1", "rollout.ahead": 1}
+    cd.update_from_flattened_dict(served)
+    for action in ("tell", "stop"):
+        cd.watch.tripwires.action = action
+        assert from_config_dict(cd).watch.tripwires.action == action
+    cd.watch.tripwires.action = "rollback"
+    assert refused(cd) == (
+        "watch.tripwires.action=rollback needs rollout.ahead=0: what was made ahead comes from the "
+        "weights that it leaves"
+    )
+    cd.rollout.ahead = 0
+    assert from_config_dict(cd).watch.tripwires.action == "rollback"
+
+
+def test_a_config_without_a_watch_is_watched():
+    cd = TINY.get_config()
+    del cd["watch"]
+    watch = from_config_dict(cd).watch
+    assert (watch.health, watch.trajectories, watch.tripwires.action) == (True, 0, "tell")
 
 
 def test_missing_keys_are_named_and_defaults_fill_in():

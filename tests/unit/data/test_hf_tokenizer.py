@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from s3ac_jax.data.hf_tokenizer import HFTokenizer, TokenizerError
+from s3ac_jax.data.tokenizer import pieces
 from tests.unit.data.hf_folder import (
     END_OF_TEXT,
     IM_END,
@@ -55,6 +56,37 @@ def test_special_tokens_are_kept_only_if_asked_for(tiny):
     assert tiny.decode_all([ids]) == ["1+2=3"]
     # An id that only the model's padded vocabulary has.
     assert tiny.decode([16, 400]) == "1"
+
+
+def test_pieces_keep_their_leading_spaces(tiny):
+    ids = IDS["Compute 7*8. Answer: 56"]
+    want = ["Compute", " ", "7", "*", "8", ".", " Answer", ":", " ", "5", "6"]
+    assert pieces(tiny, ids) == want
+    assert pieces(tiny, [*ids, IM_END, *ids]) == [*want, "<stop>", *want]
+    # A character of two tokens comes with the second.
+    assert pieces(tiny, [16, *tiny.encode("é"), 17]) == ["1", "\ufffd", "é", "2"]
+
+
+def test_pieces_of_a_tokenizer_that_drops_the_first_space(tmp_path):
+    """As Llama's: words begin with a space, but a text does not."""
+
+    def change(whole):
+        whole["pre_tokenizer"] = None
+        whole["decoder"] = {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "Ġ"}, "content": " "},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ],
+        }
+
+    made = HFTokenizer(folder(tmp_path, change=change))
+    space, answer = 220, 300
+    ids = [answer, 20, answer, space, 21, 22, 23, 24, answer]
+    text = made.decode(ids)
+    assert text.startswith("Answer5 Answer 6")
+    assert "".join(pieces(made, ids)) == text
 
 
 def test_vocabulary_counts_every_id(tiny):
