@@ -70,7 +70,7 @@ _PANELS = (
     Curves("Throughput", "tokens per second", "generated, over the whole tick",
            (("tokens_per_second", ""),)),
     Curves("Memory", "GiB", "of this process, and the device's peak where it tells",
-           (("memory/host_gib", "host"), ("memory/device_peak_gib", "device, peak"))),
+           (("memory/host_peak_gib", "host, peak"), ("memory/device_peak_gib", "device, peak"))),
 )  # fmt: skip
 
 

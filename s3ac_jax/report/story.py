@@ -1,11 +1,14 @@
 """A run told in plain sentences: what was trained, how long it took, what came out."""
 
+import dataclasses
+import json
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from s3ac_jax.algos.recipe import RECIPES, Recipe
 from s3ac_jax.report.page_data import (
     ONLINE,
     PRETRAINING,
@@ -126,7 +129,43 @@ def _what(run: RunData) -> str:
 
 
 def recipe(run: RunData) -> str:
-    """The method by its columns, for a config knows no name of it. Source: ours."""
+    """The method: a recipe that differs in two columns at most, or else its columns.
+
+    Source: ours: a kept config knows the columns alone.
+    """
+    columns = found(run.config, "recipe")
+    if isinstance(columns, dict):
+        name, changed = nearest_recipe(columns)
+        if len(changed) <= 2:
+            return f"{name} with another {' and '.join(changed)}" if changed else name
+    return _columns(run)
+
+
+def nearest_recipe(columns: dict[str, Any]) -> tuple[str, list[str]]:
+    """The recipe that differs from these columns of a config.json in the fewest, and in which.
+
+    Source: ours.
+    """
+
+    def differing(one: Recipe) -> list[str]:
+        return [
+            field.name
+            for field in dataclasses.fields(one)
+            if _as_kept(getattr(one, field.name)) != columns.get(field.name)
+        ]
+
+    each = {name: differing(one) for name, one in RECIPES.items()}
+    return min(each.items(), key=lambda item: len(item[1]))
+
+
+def _as_kept(column: Any) -> Any:
+    """A column of a recipe as config.json has it."""
+    if not dataclasses.is_dataclass(column) or isinstance(column, type):
+        return column
+    return {"kind": type(column).__name__, **json.loads(json.dumps(dataclasses.asdict(column)))}
+
+
+def _columns(run: RunData) -> str:
     named = {}
     for column in ("select", "keep", "advantage", "surrogate", "guard"):
         kind = found(run.config, f"recipe.{column}.kind")

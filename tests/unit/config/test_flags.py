@@ -127,7 +127,7 @@ def test_a_field_of_the_class_that_was(parse):
         ("seed", "Missing value for flag --config.seed"),
         ("=3", "--config.: config has no key ''; known: actor, cadence, critic, evaluation, mesh, "
          "model, name, recipe, reference, rollout, scheduler, seed, sft, start, task, train, "
-         "value_pretraining"),
+         "value_pretraining, watch"),
     ],
 )  # fmt: skip
 def test_bad_overrides(parse, override, message):

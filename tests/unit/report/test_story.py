@@ -1,10 +1,13 @@
 """The story of a run in sentences: its numbers, and what it says where there are none."""
 
 import dataclasses
+import json
 import math
 
 import pytest
 
+from s3ac_jax.algos.recipe import RECIPES
+from s3ac_jax.config.boundary import recipe_dict
 from s3ac_jax.report import story
 from s3ac_jax.report.page_data import read_runs
 from tests.page_runs import write_run
@@ -110,3 +113,11 @@ def test_runs_beside_each_other(run):
     shown = story.difference_table(both).rows
     assert (shown[0], len(shown), shown[-1]) == (("x.0", "1", "2"), 21, ("and 5 more", "", ""))
     assert rows["trip wires"] == ("critic worse than constant", "none")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_kept_recipe_is_called_by_its_name(name):
+    kept = json.loads(json.dumps(recipe_dict(RECIPES[name])))
+    assert story.nearest_recipe(kept) == (name, [])
+    kept["select"] = {"kind": "Another"}
+    assert story.nearest_recipe(kept) == (name, ["select"])
