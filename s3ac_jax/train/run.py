@@ -243,6 +243,7 @@ class Run:
         for line in outcome_lines(outcomes, self.parts.held_out.verifier):
             self.progress.note(line)
         self.progress.note(f"figure: {picture}   numbers: {path}   metrics: {self.log.path}")
+        self.progress.note(f"a page of it all: python launch/report.py {self.workdir.path}")
         self.progress.finish(table.accuracy_table(rows, totals, called.heading))
         return facts
 
