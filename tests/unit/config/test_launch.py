@@ -16,8 +16,9 @@ TINY = f"--config={ROOT / 'configs' / 'tiny.py'}"
 STUBBED = f"""
 import json, runpy, sys, types
 
-def run(config, workdir):
-    print(json.dumps([config.name, config.seed, config.critic.lr, workdir]))
+def run(config, workdir, profile):
+    kept = config.watch.trajectories
+    print(json.dumps([config.name, config.seed, config.critic.lr, workdir, kept, profile]))
 
 sys.modules["s3ac_jax.train.run"] = types.ModuleType("stub")
 sys.modules["s3ac_jax.train.run"].run = run
@@ -48,10 +49,11 @@ def told(done, code):
 
 def test_a_run_gets_the_config_and_the_workdir_from_another_folder(tmp_path):
     done = launch(
-        tmp_path, TINY, "--config.critic.lr=0.5", "--workdir=here", "--config.seed=3", code=STUBBED
-    )
+        tmp_path, TINY, "--config.critic.lr=0.5", "--workdir=here", "--config.seed=3",
+        "--dump_trajectories=5", "--profile", code=STUBBED,
+    )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout) == ["tiny", 3, 0.5, "here"]
+    assert json.loads(done.stdout) == ["tiny", 3, 0.5, "here", 5, True]
 
 
 def test_an_unknown_override_is_a_usage_error(tmp_path):
@@ -106,7 +108,7 @@ def fail(error):
 
 errors = [kind("what\\nwhere") for kind in kinds]
 stub = types.ModuleType("s3ac_jax.train.run")
-stub.run = lambda config, workdir: fail(errors.pop(0))
+stub.run = lambda config, workdir, profile: fail(errors.pop(0))
 sys.modules["s3ac_jax.train.run"] = stub
 for _ in range(3):
     try:
