@@ -146,6 +146,11 @@ def test_too_short_a_history_says_nothing():
     """One tick less than each wire looks at."""
     for case, (_, ticks, sick, _) in CASES.items():
         assert tripped(history(ticks - 1, **sick), WIRES) == [], case
+    # The first window and the newest must not overlap.
+    for name, value in (("entropy", 50.0), ("entropy", 1e-9), ("response_tokens", 2000.0)):
+        changes = {name: late(WELL[name], value), "success": 0.3}
+        assert tripped(history(19, **changes), WIRES) == []
+        assert len(tripped(history(20, **changes), WIRES)) == 1
     everything = Coverage((0, 20, 40), (100, 100), (0, 0))
     assert tripped([], WIRES, everything) == []
     # A line of the last evaluation is no tick.
@@ -188,7 +193,8 @@ def test_accuracy_that_nobody_measured_excuses_and_accuses_nobody():
             "held_out/accuracy": lambda t: 0.1 + t / 100 if t % 5 == 0 else None,
         }
         assert tripped(history(20, **held, **changes), WIRES) == []
-        held |= {"success": late(0.3, 0.5), "held_out/accuracy": 0.1}
+        # Up and down again is no gain.
+        held |= {"success": late(0.3, 0.5), "held_out/accuracy": lambda t: 0.4 if t == 9 else 0.1}
         assert len(tripped(history(20, **held, **changes), WIRES)) == 1
 
 
@@ -236,9 +242,17 @@ def test_flat_asks_the_held_out_problems_first():
     # Three evaluations are no curve.
     held = {"held_out/accuracy": lambda t: 0.5 if t % 20 == 0 else None}
     assert tripped(history(50, **held), WIRES) == []
+    (trip,) = tripped(history(50, success=0.3, **held), WIRES)
+    assert "success in training" in trip.verdict
     # Falling is not rising; what is solved need not rise.
     assert names(tripped(history(50, success=late(0.5, 0.4, 25)), WIRES)) == ["reward_flat"]
     assert tripped(history(50, success=0.96), WIRES) == []
+
+
+def test_a_tick_that_nobody_measured_is_not_all_wrong():
+    lines = history(6, success=0.0)
+    lines[3]["success"] = None
+    assert tripped(lines, WIRES) == []
 
 
 def test_what_a_wire_saw_long_ago_is_forgotten():
