@@ -35,7 +35,8 @@ def start(commands, devices, tmp_path, told=()):
     """Processes with so many devices each, their output in files. told: to each, by environment."""
     env = os.environ | {
         "PYTHONPATH": str(ROOT),
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        # Of repeated flags the last one counts.
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}",
     }
     tmp_path.mkdir(exist_ok=True)
     processes = []
