@@ -205,19 +205,21 @@ def test_steps_keep_shapes_and_places(parts):
             assert kinds(after) == kinds(learner)
             assert {"grad_norm", "nonfinite", "clipped_steps"} <= report.keys()
         prepare, arguments = made["prepare"]
-        actor_batches, critic_batches, band, _ = jax.eval_shape(prepare, *arguments)
-        assert len(actor_batches) == parts.config.minibatches
-        assert kinds(actor_batches[0]) == kinds(made["actor_step"][1][1])
-        assert (critic_batches is None) == (recipe.critic is None)
-        if critic_batches:
-            assert kinds(critic_batches[0]) == kinds(made["critic_step"][1][1])
+        prepared = jax.eval_shape(prepare, *arguments)
+        assert len(prepared.actor) == parts.config.minibatches
+        assert kinds(prepared.actor[0]) == kinds(made["actor_step"][1][1])
+        assert (prepared.critic is None) == (recipe.critic is None)
+        if prepared.critic:
+            assert kinds(prepared.critic[0]) == kinds(made["critic_step"][1][1])
+        assert prepared.advantage.shape == (parts.config.batch_responses,)
+        assert (prepared.v0 is None) == (not recipe.reads_values)
         if recipe.first_step_reads:
             # What the first step learns from, and the values that it hands on for V_old.
             targets = jax.eval_shape(parts.first_targets, *made["first_targets"][1])
             assert kinds(targets) == kinds(made["critic_step"][1][1])
             *_, values = jax.eval_shape(parts.critic_step, *made["critic_step"][1])
             assert kinds(values) == kinds(arguments[1][0][1])
-        assert band.shape == (2,)
+        assert prepared.band.shape == (2,)
 
 
 def test_weights_are_spread_over_the_mesh(parts):
