@@ -10,6 +10,7 @@ from s3ac_jax.data.packing import pack
 from s3ac_jax.data.stream import Epochs
 from s3ac_jax.parallel.dispatch import InOrder
 from s3ac_jax.parallel.mesh import MeshSpec
+from s3ac_jax.report.tripwires import Tripwires
 from s3ac_jax.train.build import build
 from s3ac_jax.train.programs import make_pretraining
 from tests.helpers import make_scored, run_config
@@ -63,6 +64,16 @@ def test_nothing_is_shared_unasked(single):
 def test_a_column_changes_what_it_makes(single, recipe, differ):
     other = build(changed(single, recipe), like=single)
     assert names(other, single) == differ
+
+
+def test_only_programs_that_measure_ask_whether_anybody_looks(single):
+    for change, differ in (
+        ({"health": False}, {"prepare", "actor_step", "critic_step"}),
+        ({"responses": 1, "trajectories": 2, "tripwires": Tripwires(window=3)}, set()),
+    ):
+        watch = dataclasses.replace(single.config.watch, **change)
+        other = build(dataclasses.replace(single.config, watch=watch), like=single)
+        assert names(other, single) == differ
 
 
 @pytest.mark.parametrize(("ahead", "data"), [(1, 2), (0, 2), (1, 1)])
