@@ -37,7 +37,8 @@ class Tokenizer(Protocol):
 def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """The text that each token adds, for people; a stop token is "<stop>".
 
-    A character of several tokens shows with the last of them, the others as U+FFFD or nothing.
+    A character of several tokens shows with the last of them, the others as U+FFFD or nothing; so
+    does a special token.
     Source: ours: what a token is worth in text depends on those before it, and on a few of them.
     """
     before = tokenizer.decode_all(ids[max(0, n - 4) : n] for n in range(len(ids)))

@@ -44,15 +44,17 @@ class LineFile:
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 
-    def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    def keep(
+        self, wanted: Callable[[dict[str, Any]], bool], needed: Collection[str] = ("tick",)
+    ) -> None:
         """Drops the lines that are not wanted: a resumed run writes them again.
 
-        Raises LinesError when the file is damaged.
+        needed: keys that each line must have. Raises LinesError when the file is damaged.
         Source: ours: kill and resume must leave the file of an uninterrupted run.
         """
         if not (self._writes and self.path.exists()):
             return
-        kept = [line for line in read_lines(self.path) if wanted(line)]
+        kept = [line for line in read_lines(self.path, needed) if wanted(line)]
         self.close()
         temporary = self.path.with_name(self.path.name + ".tmp")
         with temporary.open("w", encoding="utf-8") as file:

@@ -58,7 +58,9 @@ class MetricLog:
         """
         if not self._writes:
             return
-        self._lines.keep(lambda line: line["stage"] != stage or line["tick"] < tick)
+        self._lines.keep(
+            lambda line: line["stage"] != stage or line["tick"] < tick, ("stage", "tick")
+        )
         if stage in self._writers:
             self._writers.pop(stage).close()
         if (self._tensorboard / stage).exists():

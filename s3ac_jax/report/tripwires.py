@@ -360,7 +360,8 @@ _VERIFIER_KNOB = (
 def _verifier_failing(history: Sequence[Metrics], wires: Tripwires) -> Trip | None:
     recent = history[-wires.window :]
     lost = _mean(recent, "ungraded")
-    if wires.ungraded is not None and lost > wires.ungraded:
+    # Not for one bad tick at the start.
+    if wires.ungraded is not None and len(recent) >= min(3, wires.window) and lost > wires.ungraded:
         return Trip(
             "verifier_failing",
             f"{100 * lost:.0f} % of the responses got no verdict",

@@ -221,14 +221,15 @@ class OnlineLoop:
         self.progress.stage(STAGE, config.train.num_ticks)
         while (tick := int(state.tick)) < config.train.num_ticks:
             check_history(state, command)
-            due = tick % config.cadence.save_every == 0
+            asked = stop.asked
+            due = asked or is_saved(config, tick)
             if due:
                 self._flush(watcher)
+            # Before anything is saved: a resumed run must not find that it has been told.
             state = self._react(state, watcher, command)
             if due:
                 self._save(state, watcher)
-            if stop.asked:
-                self._save(state, watcher)
+            if asked:
                 raise Interrupted(f"stopped; tick {tick} is saved, go on with: {command}")
             # Before anything else asks for responses.
             made = None if ahead is None else ahead.take()
@@ -344,6 +345,9 @@ class OnlineLoop:
         if not self._trips:
             return state
         tick, action, target = int(state.tick), wires.action, None
+        if action != "tell":
+            # The last tick of these weights belongs to them.
+            self._flush(watcher)
         if action == "rollback":
             target = self._last_good(min(tick for tick, _ in self._trips) - wires.window)
             if target is None or watcher.rollbacks >= wires.max_rollbacks:

@@ -80,7 +80,8 @@ def trajectory_lines(
         tokens = rollout.tokens[number, :length].tolist()
         mine = read["mine"][place]
         each = {name: x[place][mine] for name, x in read.items() if name != "mine"}
-        each["ratio"] = np.exp(each["logp_old"] - each["logp_rollout"])
+        # float64: what is beyond float32 shall show, too.
+        each["ratio"] = np.exp(each["logp_old"].astype(float) - each["logp_rollout"])
         reason = None if scored.reasons is None else str(scored.reasons[number])
         lines.append(
             {

@@ -70,7 +70,9 @@ class Watcher:
         )
         for file in (self._responses, self._trajectories):
             file.keep(lambda line: line["tick"] < start)
-        self.trips.keep(lambda line: line["stage"] != stage or line["tick"] < start)
+        self.trips.keep(
+            lambda line: line["stage"] != stage or line["tick"] < start, ("stage", "tick")
+        )
         back = hosts.from_first("tripwires", lambda: _rollbacks(folder / TRIPWIRES, stage))
         self.rollbacks = len(back)
         since = max(back, default=-1)
@@ -205,7 +207,7 @@ class PretrainingWatcher:
     ):
         self._config, self._rates, self._progress = parts.config.watch, success_rates, progress
         self._trips = LineFile(folder / TRIPWIRES, writes=hosts.is_first())
-        self._trips.keep(lambda line: line["stage"] != PRETRAINING)
+        self._trips.keep(lambda line: line["stage"] != PRETRAINING, ("stage", "tick"))
         self._steps: list[dict[str, Any]] = []
         self._told: set[str] = set()
 

@@ -55,8 +55,8 @@ def always_wrong(monkeypatch):
 def test_a_sick_run_of_full_size_is_stopped_by_its_wire(wire, tmp_path, monkeypatch):
     """configs/tiny.py with one fault, 20 ticks. No other wire speaks."""
     config = runs.tiny()
-    changes = {"train.num_ticks": 20, "watch.tripwires.action": "stop"}
-    config.update_from_flattened_dict(changes | SICK[wire])
+    stopping = {"train.num_ticks": 20, "watch.tripwires.action": "stop"}
+    config.update_from_flattened_dict(stopping | SICK[wire])
     if wire == "verifier_failing":
         always_wrong(monkeypatch)
     with pytest.raises(Tripped, match=f"stopped by a trip wire, {wire}") as error:
@@ -85,76 +85,95 @@ ROLLBACK = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def went_back(tmp_path_factory):
-    """A run that goes back twice and is then stopped: its workdir and the states it saved."""
-    workdir, saved = tmp_path_factory.mktemp("back") / "run", {}
-    save = Checkpoints.save
+# By how often a run is saved: what trips when and what is done, where it goes back, how many ticks
+# it makes. Metrics are read one tick late, but before a state is saved.
+ENDS = {
+    2: ([(1, "rollback"), (3, "rollback"), (5, "stop")], [2, 4], 6),
+    5: ([(1, "rollback"), (4, "rollback"), (6, "tell")], [3, 5], 8),
+}
 
-    def watched(checkpoints, step, state, note):
-        if isinstance(state, online.RunState):
-            saved[step] = {name: np.array(leaf) for name, leaf in named_leaves(state).items()}
-        save(checkpoints, step, state, note)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpoints, "save", watched)
+def changes(every):
+    return ROLLBACK | {"cadence.save_every": every, "cadence.keep_checkpoints": 9}
+
+
+def run_to_its_end(every, workdir):
+    config = runs.small_config(changes(every))
+    if ENDS[every][0][-1][1] == "tell":
+        run(config, workdir)
+    else:
         with pytest.raises(Tripped, match="went back too often"):
-            run(runs.small_config(ROLLBACK), workdir)
-    return workdir, saved
+            run(config, workdir)
+
+
+@pytest.fixture(scope="module", params=ENDS)
+def went_back(request, tmp_path_factory):
+    """A run that goes back twice: how often it is saved, and its workdir."""
+    workdir = tmp_path_factory.mktemp("back") / "run"
+    run_to_its_end(request.param, workdir)
+    return request.param, workdir
+
+
+def saved(every, workdir, step):
+    """Every array of a checkpoint by name."""
+    parts = build(runs.small_config(changes(every)))
+    state, _ = Checkpoints(workdir / "checkpoints").restore(step, abstract_state(parts))
+    return {name: np.asarray(leaf) for name, leaf in named_leaves(state).items()}
 
 
 def test_a_rollback_takes_old_weights_and_new_prompts(went_back):
-    workdir, saved = went_back
+    every, workdir = went_back
+    told, back, end = ENDS[every]
     assert tripped(workdir) == [
-        ("critic_worse_than_constant", "online", 1, "rollback"),
-        ("critic_worse_than_constant", "online", 3, "rollback"),
-        ("critic_worse_than_constant", "online", 5, "stop"),
+        ("critic_worse_than_constant", "online", tick, action) for tick, action in told
     ]
-    for step in (2, 4):
-        assert saved[step]["tick"] == step
-        moved = saved[step]["cursor/offset"], saved[step]["cursor/epoch"]
-        assert moved != (saved[0]["cursor/offset"], saved[0]["cursor/epoch"])
-        for name, leaf in saved[step].items():
+    first = saved(every, workdir, 0)
+    for step in back:
+        state = saved(every, workdir, step)
+        assert state["tick"] == step
+        moved = state["cursor/offset"], state["cursor/epoch"]
+        assert moved != (first["cursor/offset"], first["cursor/epoch"])
+        for name, leaf in state.items():
             if name.startswith(("actor", "critic", "stats")):
-                np.testing.assert_array_equal(leaf, saved[0][name], err_msg=name)
-    # The second time around it learnt, and was saved, before it was stopped.
+                np.testing.assert_array_equal(leaf, first[name], err_msg=name)
+    # After the last time it went on to learn.
     assert any(
-        (saved[6][name] != leaf).any()
-        for name, leaf in saved[4].items() if name.startswith("actor/trainable")
+        (saved(every, workdir, end)[name] != leaf).any()
+        for name, leaf in state.items() if name.startswith("actor/trainable")
     )  # fmt: skip
 
 
 def test_a_run_that_went_back_resumes_as_if_never_stopped(went_back, tmp_path, monkeypatch):
-    workdir, saved = went_back
+    every, workdir = went_back
+    _, back, end = ENDS[every]
     seen = []
 
     def stopping(parts, state, *rest):
         seen.append(int(state.tick))
-        if seen == [0, 1, 2]:
+        if seen == list(range(back[0] + 1)):
             # Between the first rollback and the second.
             raise Interrupted("stopped by the test")
         return tick.run_tick(parts, state, *rest)
 
     monkeypatch.setattr(online, "run_tick", stopping)
     with pytest.raises(Interrupted):
-        run(runs.small_config(ROLLBACK), tmp_path / "run")
-    with pytest.raises(Tripped, match="went back too often"):
-        run(runs.small_config(ROLLBACK), tmp_path / "run")
-    assert seen == [0, 1, 2, 2, 3, 4, 5]
+        run(runs.small_config(changes(every)), tmp_path / "run")
+    run_to_its_end(every, tmp_path / "run")
+    assert seen == [*range(back[0] + 1), *range(back[0], end)]
     for name in ("responses", "trajectories", "tripwires"):
         here, there = (folder / f"{name}.jsonl" for folder in (tmp_path / "run", workdir))
         assert here.read_text() == there.read_text()
     assert runs.metric_lines(tmp_path / "run", "online") == runs.metric_lines(workdir, "online")
-    parts = build(runs.small_config(ROLLBACK))
-    state, _ = Checkpoints(tmp_path / "run" / "checkpoints").restore(6, abstract_state(parts))
-    for name, leaf in named_leaves(state).items():
-        np.testing.assert_array_equal(leaf, saved[6][name], err_msg=name)
+    wanted = saved(every, workdir, end)
+    for name, leaf in saved(every, tmp_path / "run", end).items():
+        np.testing.assert_array_equal(leaf, wanted[name], err_msg=name)
 
 
 def test_what_was_stopped_goes_on_when_told_to(went_back, tmp_path):
-    shutil.copytree(went_back[0], tmp_path / "run")
+    every, workdir = went_back
+    shutil.copytree(workdir, tmp_path / "run")
     results = run(
-        runs.small_config(ROLLBACK | {"watch.tripwires.action": "tell"}), tmp_path / "run"
+        runs.small_config(changes(every) | {"watch.tripwires.action": "tell"}), tmp_path / "run"
     )
     assert 0 <= results["trained"]["sampled"]["held_out/accuracy"] <= 1
     lines = read_lines(tmp_path / "run" / "responses.jsonl")
@@ -163,9 +182,9 @@ def test_what_was_stopped_goes_on_when_told_to(went_back, tmp_path):
 
 def test_kept_trajectories_are_what_was_trained_on(went_back):
     """The file against the responses themselves: sums, lengths, the verdict."""
-    workdir, _ = went_back
+    every, workdir = went_back
     lines = read_lines(workdir / "trajectories.jsonl")
-    assert [line["tick"] for line in lines] == [n for n in range(6) for _ in range(2)]
+    assert [line["tick"] for line in lines] == [n for n in range(ENDS[every][2]) for _ in range(2)]
     columns = {line["tick"]: line for line in read_lines(workdir / "responses.jsonl")}
     for line in lines:
         length = len(line["tokens"])
@@ -198,8 +217,8 @@ def solved(prompt):
 
 
 def test_one_tick_is_traced_when_asked_for(tmp_path, capsys):
-    changes = {"train.num_ticks": 4, "value_pretraining.diagnose_steps": 0}
-    run(runs.small_config(changes), tmp_path, profile=True)
+    few = {"train.num_ticks": 4, "value_pretraining.diagnose_steps": 0}
+    run(runs.small_config(few), tmp_path, profile=True)
     (trace,) = tmp_path.rglob("perfetto_trace.json.gz")
     assert f"trace of one tick: {trace}" in capsys.readouterr().out
     events = json.loads(gzip.decompress(trace.read_bytes()))

@@ -72,7 +72,7 @@ CASES = {
     "verifier_failing, accepts": (
         "all_wrong_ticks", 5, {"success": 1.0}, {"success": late(1.0, 0.996, 4)},
     ),
-    "verifier_failing, silent": ("ungraded", 1, {"ungraded": 0.11}, {"ungraded": 0.09}),
+    "verifier_failing, silent": ("ungraded", 3, {"ungraded": 0.11}, {"ungraded": 0.09}),
 }  # fmt: skip
 WIRES = Tripwires()
 
