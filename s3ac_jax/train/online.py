@@ -373,7 +373,7 @@ class OnlineLoop:
 
     def _last_good(self, tick: int) -> int | None:
         """The newest checkpoint of before what the wires looked at, or else the oldest there is."""
-        steps = self.checkpoints.steps()
+        steps = hosts.from_first("tripwires", self.checkpoints.steps)
         return max((step for step in steps if step <= tick), default=min(steps, default=None))
 
     def _back_to(self, target: int, state: RunState) -> RunState:

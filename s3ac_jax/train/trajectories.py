@@ -38,26 +38,31 @@ def read_tokens(
     Source: ours: a few rows, so that no more than that travels to the host.
     """
 
-    def joined(parts: Sequence[Array]) -> Array:
-        return jnp.concatenate(list(parts))
+    def of_part(
+        one: Packed, score: tuple[Array, Array | None], batch: ActorBatch
+    ) -> tuple[dict[str, Array], Array]:
+        logp_old, values = score
+        fields = {
+            "logp_rollout": one.logp_rollout, "logp_old": logp_old,
+            "advantage": batch.advantages, "weight": batch.weights,
+        }  # fmt: skip
+        if values is not None:
+            fields["value"] = values
+        owner = jnp.where(one.mask, one.response, -1)
 
-    fields = {
-        "logp_rollout": joined([one.logp_rollout for one in packed]),
-        "logp_old": joined([logp for logp, _ in scores]),
-        "advantage": joined([one.advantages for one in actor]),
-        "weight": joined([one.weights for one in actor]),
-    }
-    values = [values for _, values in scores]
-    if not any(one is None for one in values):
-        fields["value"] = joined(values)
-    owner = joined([jnp.where(one.mask, one.response, -1) for one in packed])
+        def of(number: Array) -> tuple[dict[str, Array], Array]:
+            mine = owner == number
+            has = mine.any(axis=1)
+            row = jnp.argmax(has)
+            return {name: x[row] for name, x in fields.items()} | {"mine": mine[row]}, has.any()
 
-    def of(number: Array) -> dict[str, Array]:
-        mine = owner == number
-        row = jnp.argmax(mine.any(axis=1))
-        return {name: x[row] for name, x in fields.items()} | {"mine": mine[row]}
+        return jax.vmap(of)(numbers)
 
-    return jax.vmap(of)(numbers)
+    # Part by part: joined, all tokens of the batch would be there twice.
+    found = [of_part(*parts) for parts in zip(packed, scores, actor, strict=True)]
+    part = jnp.argmax(jnp.stack([has for _, has in found]), axis=0)
+    places = jnp.arange(len(numbers))
+    return jax.tree.map(lambda *x: jnp.stack(x)[part, places], *(rows for rows, _ in found))
 
 
 def trajectory_lines(
