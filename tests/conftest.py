@@ -9,9 +9,9 @@ import pytest
 CACHE = Path(__file__).resolve().parents[1] / ".cache" / "jax"
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Appended: XLA reads the last of repeated flags, and a caller's other flags stay. Most of the suite's
-# time is LLVM's: without its expensive passes programs are the same and compile in two thirds of
-# the time (test_devices.py: 145 s of CPU for 218).
+# Appended: XLA reads the last of repeated flags, and a caller's other flags stay. Most of the
+# suite's time is LLVM's: without its expensive passes programs are the same and compile in two
+# thirds of the time (test_devices.py: 145 s of CPU for 218).
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=4",
