@@ -57,8 +57,9 @@ def test_a_run_leaves_what_every_run_leaves(done):
     workdir, out = done
     assert {path.name for path in workdir.iterdir()} == {
         ".lock", "checkpoints", "config.json", "metrics.jsonl", "pretrained_critic",
-        "origin.json", "results.json", "stage_task.json", "stage_value_pretraining.json",
-        "summary.png", "tb", "versions.json",
+        "origin.json", "responses.jsonl", "results.json", "stage_task.json",
+        "stage_value_pretraining.json", "summary.png", "tb", "versions.json",
+        "tripwires.jsonl",  # its weights are random: no answer is right
     }  # fmt: skip
     facts = json.loads((workdir / "stage_value_pretraining.json").read_text())
     assert list(facts["success_rates"]) == ["late"]

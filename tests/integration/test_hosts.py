@@ -127,8 +127,8 @@ def saved(workdir, step=worker.TICKS):
 
 
 def numbers(workdir):
-    """Lines of the metrics without what depends on the clock."""
-    left_out = ("stage", "time/", "tokens_per_second")
+    """Lines of the metrics without what depends on the clock and the process."""
+    left_out = ("stage", "time/", "tokens_per_second", "memory/")
     return [
         {name: value for name, value in line.items() if not name.startswith(left_out)}
         for line in log.read(workdir / "metrics.jsonl")

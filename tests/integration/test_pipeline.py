@@ -136,7 +136,8 @@ def test_a_run_without_a_critic_and_with_a_reference(tmp_path, monkeypatch):
     results = run(config, tmp_path)
     assert results.keys() == {"base", "trained"}
     assert {path.name for path in tmp_path.iterdir()} == {
-        ".lock", "checkpoints", "config.json", "metrics.jsonl", "reference.npy", "results.json",
+        ".lock", "checkpoints", "config.json", "metrics.jsonl", "reference.npy", "responses.jsonl",
+        "results.json", "trajectories.jsonl",
         "stage_reference.json", "stage_task.json", "summary.png", "tb", "versions.json",
     }  # fmt: skip
     rate = np.load(tmp_path / "reference.npy")

@@ -223,7 +223,7 @@ def test_a_run_that_is_past_the_last_tick_is_refused(copy):
 HASTY = f"""
 import runpy, sys, types
 
-def run(config, workdir):
+def run(config, workdir, *, profile):
     raise KeyboardInterrupt
 
 sys.modules["s3ac_jax.train.run"] = types.ModuleType("stub")
